@@ -176,7 +176,9 @@ class _Run:
                     self._log(record)
                 stopping = self.session.any_rank(stop.requested)
                 if step % schedule.checkpoint_every == 0 or step == last or stopping:
-                    self._checkpoint(step)
+                    self._save(step)
+                    # A rank that ends while the main one is still writing would count as failed.
+                    self.session.wait()
                 # A run that was asked to stop in the last step before `stop_after` is not finished.
                 if stopping and step < schedule.steps:
                     raise Stopped(
@@ -489,11 +491,6 @@ class _Run:
         outcome.resumed_from_step = step
         log(f"resumed after step {step}")
         return int(step)
-
-    def _checkpoint(self, step: int) -> None:
-        self._save(step)
-        # A rank that ends while the main one is still writing would count as failed.
-        self.session.wait()
 
     def _save(self, step: int) -> None:
         if self.run is None or not self.session.is_main:

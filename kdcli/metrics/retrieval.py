@@ -25,7 +25,7 @@ def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:
         manhattan_QN: Array = torch.cdist(q, d, p=1).numpy()
         return -manhattan_QN
     if function == "cosine":
-        q_QD, d_ND = _unit(q_QD), _unit(d_ND)
+        q_QD, d_ND = of_length_1(q_QD), of_length_1(d_ND)
     products_QN: Array = q_QD @ d_ND.T
     if function != "euclidean":
         return products_QN
@@ -37,14 +37,14 @@ def similarities(q_QD: Array, d_ND: Array, function: str) -> Array:
 def pairwise_similarities(x_ND: Array, y_ND: Array, function: str) -> Array:
     """Return the similarity of each x to its y, [N]. `function` is as in `similarities`."""
     if function == "cosine":
-        x_ND, y_ND = _unit(x_ND), _unit(y_ND)
+        x_ND, y_ND = of_length_1(x_ND), of_length_1(y_ND)
     if function in ("cosine", "dot"):
         return np.asarray((x_ND * y_ND).sum(1))
     norm = 1 if function == "manhattan" else 2
     return np.asarray(-np.linalg.norm(x_ND - y_ND, ord=norm, axis=1))
 
 
-def _unit(v_ND: Array) -> Array:
+def of_length_1(v_ND: Array) -> Array:
     """Scale vectors to length 1. A zero vector stays zero."""
     return np.asarray(v_ND / np.maximum(np.linalg.norm(v_ND, axis=1, keepdims=True), 1e-12))
 

@@ -5,6 +5,7 @@ paths, so both stay unless they are asked for. Hashes of training rows always st
 would let anyone test whether a short text was trained on.
 """
 
+import glob
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -124,7 +125,7 @@ def publish(upload: Upload, repository: str, *, private: bool = True) -> Publish
             repo_id=name,
             folder_path=upload.folder,
             commit_message="Pushed by kdcli",
-            allow_patterns=[_escaped(file) for file in upload.files],
+            allow_patterns=[glob.escape(file) for file in upload.files],
         )
         is_private = bool(hub.model_info(name).private)
     except (OSError, ValueError, httpx.HTTPError) as error:
@@ -133,8 +134,3 @@ def publish(upload: Upload, repository: str, *, private: bool = True) -> Publish
             f"{upload.folder} cannot be pushed to {repository}: {reason}", LOGIN
         ) from None
     return Published(name, str(commit.oid), str(commit.commit_url), is_private)
-
-
-def _escaped(name: str) -> str:
-    """Return a pattern that matches only this name."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -8,6 +8,7 @@ import numpy as np
 from kdcli.data.text.sentences import Texts
 from kdcli.engine.session import Session
 from kdcli.metrics.regression import spearman
+from kdcli.metrics.retrieval import similarities
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
@@ -126,16 +127,9 @@ def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> AgreementSc
     share_2P = np.random.default_rng(seed).random((2, PAIRS))
     if np.array_equal(own_ND, teacher_NE):
         return AgreementScorer(None, np.ones(count), share_2P)
-    own_NN, teacher_NN = _cosines(own_ND), _cosines(teacher_NE)
+    own_NN, teacher_NN = (similarities(x, x, "cosine") for x in (own_ND, teacher_NE))
     shared_N = _shared_neighbours(own_NN, teacher_NN, min(NEIGHBOURS, count - 1))
     return AgreementScorer((own_NN, teacher_NN), shared_N, share_2P)
-
-
-def _cosines(x_ND: Array) -> Array:
-    """Compute the cosines of all pairs of vectors, [N, N]."""
-    unit_ND = x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
-    cosines_NN: Array = unit_ND @ unit_ND.T
-    return cosines_NN
 
 
 def _shared_neighbours(x_NN: Array, y_NN: Array, count: int) -> Array:

@@ -24,7 +24,6 @@ from kdcli.metrics.calibration import (
 )
 from kdcli.metrics.classification import confusion
 from kdcli.metrics.per_class import (
-    Occurrences,
     class_metrics,
     class_names,
     class_scorer,
@@ -242,7 +241,8 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     between = count_classes(task, ours, theirs)
     occurrences = (counts.true, between.hits, between.predicted, between.true)
     names = class_names(task)
-    totals = zip(names, *(_totals(each, len(names)) for each in occurrences), strict=True)
+    counted = (np.bincount(each.classes, minlength=len(names)).tolist() for each in occurrences)
+    totals = zip(names, *counted, strict=True)
     changes = []
     for name, count, both, by_model, by_baseline in totals:
         metrics = {}
@@ -264,11 +264,6 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
             )
         )
     return changes
-
-
-def _totals(occurrences: Occurrences, class_count: int) -> list[int]:
-    totals: list[int] = np.bincount(occurrences.classes, minlength=class_count).tolist()
-    return totals
 
 
 def _agreement(pair: _Pair) -> float:

@@ -21,6 +21,7 @@ from kdcli.engine.evaluation import to_device
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError, UsageError, is_out_of_memory
 from kdcli.metrics.finite import check_finite
+from kdcli.metrics.retrieval import of_length_1
 from kdcli.models.capture import Capture, capture
 from kdcli.models.embedding_format import (
     EmbeddingFormat,
@@ -322,7 +323,7 @@ class Embedder(Model):
         cut_ND = v_ND[:, : self.dimensions]
         if self.dimensions is None or not self.format.normalize:
             return cut_ND
-        return np.asarray(cut_ND / np.maximum(np.linalg.norm(cut_ND, axis=1, keepdims=True), 1e-12))
+        return of_length_1(cut_ND)
 
     def _run(self, runner: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
         """Compute the vectors of a batch. If the export has no pooling, pool its hidden states."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kdcli.data.labelled.lists import RERANK_TASK, Lists
-from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.retrieval import CUT, ranking_metrics
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
@@ -30,15 +29,15 @@ def ranking_scores(
     evaluation = Evaluation(
         model="", task=task, set="", split=split, n=count, metrics=_means(values)
     )
-    return ModelScores([evaluation], {"": _scorer(values)}, {"": count}, notes=notes)
+
+    def score(at: Array) -> dict[str, float]:
+        return _means({name: of_query[at] for name, of_query in values.items()})
+
+    return ModelScores([evaluation], {"": score}, {"": count}, notes=notes)
 
 
 def _means(values: Mapping[str, Array]) -> dict[str, float]:
     return {name: float(of_query.mean()) for name, of_query in values.items()}
-
-
-def _scorer(values: Mapping[str, Array]) -> Scorer:
-    return lambda at: _means({name: of_query[at] for name, of_query in values.items()})
 
 
 def random_order_metrics(lists: Lists) -> dict[str, Array]:

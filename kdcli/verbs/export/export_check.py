@@ -416,7 +416,7 @@ def compare_outputs(
         mask_BL = batch["attention_mask"].numpy().astype(bool)
         predicted = [_predicted(side, kind, mask_BL) for side in sides.values()]
         differences.append(
-            _cosine(*predicted) if kind is None else np.abs(predicted[0] - predicted[1])
+            cosines(*predicted) if kind is None else np.abs(predicted[0] - predicted[1])
         )
     values = np.concatenate(differences)
     if kind is None:
@@ -481,9 +481,3 @@ def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> A
     if kind == "class":
         return np.asarray(first.argmax(-1))
     return (first > 0).astype(int) if kind == "multi" else first[:, 0]
-
-
-def _cosine(one_BD: Array, other_BD: Array) -> Array:
-    """Return the cosine of each pair of rows [B]."""
-    lengths_B = np.linalg.norm(one_BD, axis=-1) * np.linalg.norm(other_BD, axis=-1)
-    return np.asarray((one_BD * other_BD).sum(-1) / lengths_B)
