@@ -162,7 +162,7 @@ def _settings(model: type, prefix: str, defaults: object) -> Iterator[Setting]:
             kind=info.annotation,
             default=default,
             is_required=info.is_required(),
-            description=info.description or "",
+            description=" ".join((info.description or "").split()),
             options=tuple(each for each in info.metadata if isinstance(each, Option)),
             choices=choices_of(info.annotation),
         )

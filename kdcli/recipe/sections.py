@@ -116,9 +116,14 @@ Init = Literal["teacher", "copied", "random"]
 
 
 class Section(BaseModel):
-    """The base of every section of a recipe. Unknown keys and values of a wrong type are errors."""
+    """The base of every section of a recipe. Unknown keys and values of a wrong type are errors.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    The docstring below a field is its description.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
         """Return the defaults that depend on other keys: dotted key -> default, by origin."""
@@ -149,30 +154,28 @@ class TrainSettings(Section):
     )
     epochs: Epochs = 3.0
     batch_size: GlobalBatch = 256
-    micro_batch_size: BatchSize | None = Field(
-        None,
-        description="Rows that a device processes at once (default: the most that fit).",
-    )
-    warmup_steps: int | None = Field(
-        None, ge=0, description="Number of warm-up steps (default: given by warmup_fraction)."
-    )
-    warmup_fraction: float = Field(
-        0.05, ge=0, lt=1, description="Share of the steps in which the learning rate rises."
-    )
-    lr_schedule: Literal["linear", "constant"] = Field(
-        "linear",
-        description="Whether the learning rate falls to 0 after the warm-up or stays constant.",
-    )
-    weight_decay: float = Field(
-        0.01, ge=0, description="Weight decay of AdamW, except for biases and normalisation layers."
-    )
-    beta2: float = Field(0.999, gt=0, lt=1, description="Second beta of AdamW.")
-    clip: float = Field(1.0, gt=0, description="Maximum norm of a model's gradient.")
+    micro_batch_size: BatchSize | None = None
+    """Rows that a device processes at once (default: the most that fit)."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """Number of warm-up steps (default: given by warmup_fraction)."""
+    warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises."""
+    lr_schedule: Literal["linear", "constant"] = "linear"
+    """Whether the learning rate falls to 0 after the warm-up or stays constant."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Weight decay of AdamW, except for biases and normalisation layers."""
+    beta2: float = Field(0.999, gt=0, lt=1)
+    """Second beta of AdamW."""
+    clip: float = Field(1.0, gt=0)
+    """Maximum norm of a model's gradient."""
     seed: Seed = 0
     dtype: Dtype = "auto"
-    checkpoint_every: int = Field(500, gt=0, description="Steps between checkpoints.")
-    log_every: int = Field(10, gt=0, description="Steps between lines of log.jsonl.")
-    eval_every: int = Field(250, gt=0, description="Steps between evaluations.")
+    checkpoint_every: int = Field(500, gt=0)
+    """Steps between checkpoints."""
+    log_every: int = Field(10, gt=0)
+    """Steps between lines of log.jsonl."""
+    eval_every: int = Field(250, gt=0)
+    """Steps between evaluations."""
 
     @property
     def trains(self) -> bool:
@@ -183,40 +186,34 @@ class TrainSettings(Section):
 class MaskSettings(Section):
     """`data.mask:`, the tokens that a masked language model predicts."""
 
-    share: float = Field(0.15, gt=0, lt=1, description="Share of each row's tokens that is masked.")
-    whole_words: bool = Field(False, description="Whether to mask whole words, not tokens.")
-    static: bool = Field(
-        False, description="Whether every pass over the data masks the same tokens."
-    )
+    share: float = Field(0.15, gt=0, lt=1)
+    """Share of each row's tokens that is masked."""
+    whole_words: bool = False
+    """Whether to mask whole words, not tokens."""
+    static: bool = False
+    """Whether every pass over the data masks the same tokens."""
 
 
 class MeasureSettings(Section):
     """`measure:`, the latency part of a report."""
 
-    latency: bool = Field(True, description="Whether to measure latency.")
-    min_runs: int = Field(
-        50,
-        gt=0,
-        le=10**6,
-        description="Minimum number of timed runs; the quartiles of fewer than 30 are rough, "
-        "and fewer than 5 count as unstable.",
-    )
-    min_seconds: float = Field(
-        5.0, ge=0, le=86_400, description="Minimum time to measure, in seconds."
-    )
+    latency: bool = True
+    """Whether to measure latency."""
+    min_runs: int = Field(50, gt=0, le=10**6)
+    """Minimum number of timed runs; the quartiles of fewer than 30 are rough, and fewer than 5
+    count as unstable."""
+    min_seconds: float = Field(5.0, ge=0, le=86_400)
+    """Minimum time to measure, in seconds."""
 
 
 class KdSettings(Section):
     """`kd:`, the loss against a teacher: T^2 KL(teacher || model) at temperature T."""
 
-    weight: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Weight of the loss. The loss against the labels gets the rest. Some methods "
-        "have another default.",
-    )
-    temperature: float = Field(2.0, gt=0, description="Temperature of both softmaxes.")
+    weight: float = Field(0.5, ge=0, le=1)
+    """Weight of the loss. The loss against the labels gets the rest. Some methods have another
+    default."""
+    temperature: float = Field(2.0, gt=0)
+    """Temperature of both softmaxes."""
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))

@@ -48,21 +48,18 @@ MAX_QUOTED = 200  # Characters of an answer in a message.
 class ServerSettings(Section):
     """`workload.server:`, how a teacher behind an address is asked for vectors."""
 
-    interface: Literal["auto", "tei", "openai"] = Field(
-        "auto",
-        description="Interface: /embed of text-embeddings-inference, or /v1/embeddings of OpenAI.",
-    )
-    model: str | None = Field(
-        None, description="Model of a server with several (default: the only one it lists)."
-    )
-    texts: int = Field(32, gt=0, le=2048, description="Maximum number of texts in a request.")
-    requests: int = Field(
-        8, gt=0, le=1024, description="Maximum number of requests under way, in all processes."
-    )
-    retries: int = Field(
-        6, ge=0, le=100, description="How often a request that fails is sent again."
-    )
-    timeout: float = Field(120, gt=0, description="Seconds to wait for the answer to a request.")
+    interface: Literal["auto", "tei", "openai"] = "auto"
+    """Interface: /embed of text-embeddings-inference, or /v1/embeddings of OpenAI."""
+    model: str | None = None
+    """Model of a server with several (default: the only one it lists)."""
+    texts: int = Field(32, gt=0, le=2048)
+    """Maximum number of texts in a request."""
+    requests: int = Field(8, gt=0, le=1024)
+    """Maximum number of requests under way, in all processes."""
+    retries: int = Field(6, ge=0, le=100)
+    """How often a request that fails is sent again."""
+    timeout: float = Field(120, gt=0)
+    """Seconds to wait for the answer to a request."""
 
 
 class Interface(Protocol):

@@ -97,18 +97,14 @@ class Settings(Section):
     """The `workload` section of verbs that train embedding models."""
 
     pooling: PoolingName | None = Field(None, description=POOLING)
-    unit: Literal["sentence", "document"] = Field(
-        "sentence", description="Training unit: single sentences, or whole documents."
-    )
-    rows: int | None = Field(None, gt=1, description="Maximum number of texts (default: all).")
-    anchors: int = Field(
-        1024, gt=0, description="Number of anchor texts of the similarity and contrastive losses."
-    )
-    cache_gb: float = Field(
-        20.0,
-        gt=0,
-        description="Disk budget for the teacher's vectors, in GB; later runs reuse them.",
-    )
+    unit: Literal["sentence", "document"] = "sentence"
+    """Training unit: single sentences, or whole documents."""
+    rows: int | None = Field(None, gt=1)
+    """Maximum number of texts (default: all)."""
+    anchors: int = Field(1024, gt=0)
+    """Number of anchor texts of the similarity and contrastive losses."""
+    cache_gb: float = Field(20.0, gt=0)
+    """Disk budget for the teacher's vectors, in GB; later runs reuse them."""
 
 
 @dataclass

@@ -84,14 +84,12 @@ SAMPLED_LISTS = 100
 class Settings(Section):
     """The `workload` section of rerankers, with their loss."""
 
-    loss: Literal["margin-mse", "listwise", "pointwise"] | None = Field(
-        None,
-        description="Loss (default: margin-mse for scores, listwise if there are only labels).",
-    )
-    weight: float = Field(
-        1.0, ge=0, le=1, description="Weight of the loss on scores; labels get the rest."
-    )
-    temperature: float = Field(1.0, gt=0, description="Temperature of the listwise loss.")
+    loss: Literal["margin-mse", "listwise", "pointwise"] | None = None
+    """Loss (default: margin-mse for scores, listwise if there are only labels)."""
+    weight: float = Field(1.0, ge=0, le=1)
+    """Weight of the loss on scores; labels get the rest."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the listwise loss."""
 
 
 @dataclass

@@ -106,47 +106,31 @@ LABELLED_DATA_OPTION = DATA_OPTION.of(
 class LabelledSettings(Section):
     """The `data` section of verbs that work on a labelled task."""
 
-    source: Annotated[str | None, DATA_OPTION, LABELLED_DATA_OPTION] = Field(
-        None,
-        description="Texts or rows of a task, with or without labels: a hub id (or ID@REV), a "
-        "file, a directory, or 'demo' (default: the task's own data).",
-    )
-    train: str | None = Field(
-        None,
-        description="Another source of the training split, for a task in several languages "
-        "(default: the same source).",
-    )
-    columns: dict[str, str | list[str]] = Field(
-        default_factory=dict, description="Column for each role in your own data, such as text."
-    )
-    max_length: Length | None = Field(
-        None, description="Maximum number of tokens per row or window (default: the task's)."
-    )
-    stride: int = Field(
-        128, ge=0, description="Number of tokens shared by consecutive windows of a long context."
-    )
-    split: Literal["validation", "test", "verification"] = Field(
-        "validation", description="Split on which models are evaluated."
-    )
+    source: Annotated[str | None, DATA_OPTION, LABELLED_DATA_OPTION] = None
+    """Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
+    directory, or 'demo' (default: the task's own data)."""
+    train: str | None = None
+    """Another source of the training split, for a task in several languages (default: the same
+    source)."""
+    columns: dict[str, str | list[str]] = Field(default_factory=dict)
+    """Column for each role in your own data, such as text."""
+    max_length: Length | None = None
+    """Maximum number of tokens per row or window (default: the task's)."""
+    stride: int = Field(128, ge=0)
+    """Number of tokens shared by consecutive windows of a long context."""
+    split: Literal["validation", "test", "verification"] = "validation"
+    """Split on which models are evaluated."""
     partition: PartitionFile = None
-    split_seed: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="Seed that selects the held-out rows if there is no validation split.",
-    )
-    train_rows: int | None = Field(
-        None, gt=0, description="Number of training rows, a fixed selection (default: all)."
-    )
-    judged_rows: int | None = Field(
-        None, gt=0, description="Number of evaluation rows, a fixed selection (default: all)."
-    )
-    skip_bad: bool = Field(
-        False, description="Whether to skip invalid rows instead of stopping with an error."
-    )
-    judge_trained_rows: bool = Field(
-        False, description="Whether to keep evaluation rows that a model was trained on."
-    )
+    split_seed: int = Field(0, ge=0, lt=2**63)
+    """Seed that selects the held-out rows if there is no validation split."""
+    train_rows: int | None = Field(None, gt=0)
+    """Number of training rows, a fixed selection (default: all)."""
+    judged_rows: int | None = Field(None, gt=0)
+    """Number of evaluation rows, a fixed selection (default: all)."""
+    skip_bad: bool = False
+    """Whether to skip invalid rows instead of stopping with an error."""
+    judge_trained_rows: bool = False
+    """Whether to keep evaluation rows that a model was trained on."""
     labels: Labels = None
 
     def refuse_choices(self, rows: str, *, allowed: Collection[str] = ()) -> None:
@@ -188,23 +172,16 @@ class LabelledSettings(Section):
 class TrainingData(LabelledSettings):
     """The `data` section of verbs that train on text or on a task."""
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
-        None,
-        description="Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or "
-        "'demo' (default: WikiText-103, or the task's own data).",
-    )
-    column: str | None = Field(
-        None,
-        description="Column of the text (default: 'text', 'body' ..., or the only column "
-        "of strings).",
-    )
+    source: Annotated[str | None, DATA_OPTION] = None
+    """Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or 'demo'
+    (default: WikiText-103, or the task's own data)."""
+    column: str | None = None
+    """Column of the text (default: 'text', 'body' ..., or the only column of strings)."""
     share: TextShare = 1.0
-    pack_isolated: bool = Field(
-        False, description="Whether documents in one row ignore each other."
-    )
-    held_out_blocks: int = Field(
-        256, gt=0, description="Rows of text that are held out to evaluate during training."
-    )
+    pack_isolated: bool = False
+    """Whether documents in one row ignore each other."""
+    held_out_blocks: int = Field(256, gt=0)
+    """Rows of text that are held out to evaluate during training."""
     mask: MaskSettings = MaskSettings()
 
     @property
@@ -268,14 +245,11 @@ class HeadSettings(Section):
 class TaskHeadSettings(HeadSettings):
     """The `head` section of verbs that train on a task."""
 
-    kind: Literal["scratch", "embedding", "mlm"] | None = Field(
-        None,
-        description="Head: the checkpoint's own or a new one (scratch), or a frozen head of "
-        "label words (default: depends on the method).",
-    )
-    words: list[str] | None = Field(
-        None, description="Label words, one per label, in label order (default: the task's)."
-    )
+    kind: Literal["scratch", "embedding", "mlm"] | None = None
+    """Head: the checkpoint's own or a new one (scratch), or a frozen head of label words
+    (default: depends on the method)."""
+    words: list[str] | None = None
+    """Label words, one per label, in label order (default: the task's)."""
 
 
 class FinetuneTrainSettings(TrainSettings):
@@ -283,21 +257,15 @@ class FinetuneTrainSettings(TrainSettings):
 
     lr: LearningRate = 3e-5
     batch_size: GlobalBatch = 32
-    micro_batch_size: BatchSize | None = Field(
-        None,
-        description="Rows that a device processes at once (default: a group of 8 rows of similar "
-        "length, or of 16 if rows are short). It does not change which rows share a batch.",
-    )
-    warmup_fraction: float = Field(
-        0.1, ge=0, lt=1, description="Share of the steps that are warm-up."
-    )
-    eval_every: int = Field(500, gt=0, description="Number of steps between evaluations.")
-    pool: int = Field(
-        64,
-        gt=0,
-        le=10**4,
-        description="Number of batches drawn together and sorted by length; 1 for random batches.",
-    )
+    micro_batch_size: BatchSize | None = None
+    """Rows that a device processes at once (default: a group of 8 rows of similar length, or of
+    16 if rows are short). It does not change which rows share a batch."""
+    warmup_fraction: float = Field(0.1, ge=0, lt=1)
+    """Share of the steps that are warm-up."""
+    eval_every: int = Field(500, gt=0)
+    """Number of steps between evaluations."""
+    pool: int = Field(64, gt=0, le=10**4)
+    """Number of batches drawn together and sorted by length; 1 for random batches."""
 
 
 StepsOrNone = Annotated[
@@ -311,11 +279,9 @@ class OnTask(Section):
 
     task: TaskName = None
     keep: Keep = "last"
-    choose_on: str | None = Field(
-        None,
-        description="Evaluation set that decides which weights and runs are best "
-        "(default: the mean over all sets).",
-    )
+    choose_on: str | None = None
+    """Evaluation set that decides which weights and runs are best (default: the mean over all
+    sets)."""
     workload: RecipeValues = Field(default_factory=dict, description=WORKLOAD)
     head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
@@ -326,12 +292,10 @@ class OnTask(Section):
 class VariantSettings(Section):
     """Keys that run a verb several times and compare the runs."""
 
-    ablate: Annotated[str | None, Option("--ablate", metavar="NAME", rare=True)] = Field(
-        None, description="List of variants to train and compare in one table."
-    )
-    seeds: Annotated[int, Option("--seeds", rare=True)] = Field(
-        1, gt=0, le=1_000, description="Number of runs per variant, each with its own seed."
-    )
+    ablate: Annotated[str | None, Option("--ablate", metavar="NAME", rare=True)] = None
+    """List of variants to train and compare in one table."""
+    seeds: Annotated[int, Option("--seeds", rare=True)] = Field(1, gt=0, le=1_000)
+    """Number of runs per variant, each with its own seed."""
 
 
 class TaskRecipe(OnTask):
@@ -346,11 +310,12 @@ class TaskRecipe(OnTask):
 class SmallerSettings(Section):
     """The `student` section of `finetune`, for a model that is made smaller first."""
 
-    to: str | None = Field(None, description="Shape, such as 6x768 (default: the model's).")
-    init: Init = Field("teacher", description="How the weights of a smaller model start.")
-    layers: list[int] | None = Field(
-        None, description="Layers of the model to copy (default: evenly spaced)."
-    )
+    to: str | None = None
+    """Shape, such as 6x768 (default: the model's)."""
+    init: Init = "teacher"
+    """How the weights of a smaller model start."""
+    layers: list[int] | None = None
+    """Layers of the model to copy (default: evenly spaced)."""
 
 
 class FinetuneRecipe(TaskRecipe):
@@ -358,30 +323,29 @@ class FinetuneRecipe(TaskRecipe):
 
     verb: Literal["finetune"] = "finetune"
     student: SmallerSettings = SmallerSettings()
-    seeds: Annotated[int, Option("--seeds")] = Field(
-        1, gt=0, le=1_000, description="Number of runs per setting, each with its own seed."
-    )
+    seeds: Annotated[int, Option("--seeds")] = Field(1, gt=0, le=1_000)
+    """Number of runs per setting, each with its own seed."""
     metrics: Metrics = Field(default_factory=list)
     grid: Annotated[
         RecipeValues, Option("--grid", kind=list[str], metavar="KEY=V1,V2,...", rare=True)
-    ] = Field(
-        default_factory=dict,
-        description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
-    )
+    ] = Field(default_factory=dict)
+    """Values to try, such as lr=2e-5,3e-5; may be repeated."""
 
 
 class ChosenShape(Section):
     """`student.chosen:`, how kdcli chose the shape for a goal. A run fills it in."""
 
-    goal: str | None = Field(None, description="Goal for which the shape was chosen, such as 2x.")
-    shape: str | None = Field(None, description="Shape that was chosen.")
-    backend: str | None = Field(None, description="Backend on which the shapes were timed.")
-    why: str | None = Field(None, description="Why this shape was chosen.")
-    measured: list[str] = Field(
-        default_factory=list,
-        description="Speed-up and latency of each shape that was timed, and the mean cosine "
-        "between its vectors and the teacher's if it was compared.",
-    )
+    goal: str | None = None
+    """Goal for which the shape was chosen, such as 2x."""
+    shape: str | None = None
+    """Shape that was chosen."""
+    backend: str | None = None
+    """Backend on which the shapes were timed."""
+    why: str | None = None
+    """Why this shape was chosen."""
+    measured: list[str] = Field(default_factory=list)
+    """Speed-up and latency of each shape that was timed, and the mean cosine between its vectors
+    and the teacher's if it was compared."""
 
 
 class ShapeSettings(Section):
@@ -390,11 +354,9 @@ class ShapeSettings(Section):
     backend: Annotated[
         BackendName,
         Option("--backend", metavar="NAME[-DTYPE]", values="backend", verb="distill", rare=True),
-    ] = Field(
-        "torch",
-        description="Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, "
-        "onnx or openvino, perhaps with a number format, such as onnx-int8.",
-    )
+    ] = "torch"
+    """Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx or
+    openvino, perhaps with a number format, such as onnx-int8."""
     chosen: ChosenShape = ChosenShape()
 
 
@@ -402,17 +364,10 @@ class DownstreamSettings(Section):
     """The `eval` section: tasks on which all models are fine-tuned and compared."""
 
     tasks: EvalTasks = Field(default_factory=list)
-    source: str | None = Field(
-        None,
-        description="Directory with one folder per task, or the data of the only task "
-        "(default: each task's own data).",
-    )
-    overrides: RecipeValues = Field(
-        default_factory=dict, description="Keys of finetune that override each task's recipe."
-    )
-    seeds: int = Field(
-        1,
-        gt=0,
-        le=100,
-        description="Number of fine-tuning runs per model; the report shows mean and deviation.",
-    )
+    source: str | None = None
+    """Directory with one folder per task, or the data of the only task (default: each task's own
+    data)."""
+    overrides: RecipeValues = Field(default_factory=dict)
+    """Keys of finetune that override each task's recipe."""
+    seeds: int = Field(1, gt=0, le=100)
+    """Number of fine-tuning runs per model; the report shows mean and deviation."""

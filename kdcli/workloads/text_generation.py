@@ -31,31 +31,20 @@ MASKED_LOGITS = Needs(masked_logits=True)
 class Settings(Section):
     """The `workload` section of tasks that generate text."""
 
-    masked: float = Field(
-        0.7, gt=0, lt=1, description="Share of target tokens that are masked in training."
-    )
-    label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="Probability mass spread over the vocabulary."
-    )
-    beams: int = Field(5, gt=0, le=100, description="Number of beams; 1 decodes greedily.")
-    length_penalty: float = Field(
-        1.0,
-        ge=-10,
-        le=10,
-        description="Exponent of the length that divides a beam's log probability.",
-    )
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=100, description="Length of n-grams that must not repeat; 0 allows all repeats."
-    )
-    min_tokens: int = Field(
-        0, ge=0, le=10_000, description="Minimum number of generated tokens before the end token."
-    )
-    max_tokens: int = Field(
-        48,
-        gt=1,
-        le=10_000,
-        description="Maximum number of generated tokens, including the end token.",
-    )
+    masked: float = Field(0.7, gt=0, lt=1)
+    """Share of target tokens that are masked in training."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Probability mass spread over the vocabulary."""
+    beams: int = Field(5, gt=0, le=100)
+    """Number of beams; 1 decodes greedily."""
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+    """Exponent of the length that divides a beam's log probability."""
+    no_repeat_ngram: int = Field(0, ge=0, le=100)
+    """Length of n-grams that must not repeat; 0 allows all repeats."""
+    min_tokens: int = Field(0, ge=0, le=10_000)
+    """Minimum number of generated tokens before the end token."""
+    max_tokens: int = Field(48, gt=1, le=10_000)
+    """Maximum number of generated tokens, including the end token."""
 
 
 @dataclass

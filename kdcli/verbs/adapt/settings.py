@@ -12,22 +12,14 @@ from kdcli.workloads.settings import Pooling
 class AdaptData(Section):
     """`data:` of `adapt`."""
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
-        None,
-        description="Texts of the index: a file, a directory, a hub id or a URL. With a directory "
-        "in BEIR's format, its queries and their relevant documents are scored too.",
-    )
-    column: str | None = Field(
-        None,
-        description="Column of the text (default: 'text', 'body' ..., or the only column "
-        "of strings).",
-    )
-    rows: int | None = Field(
-        None,
-        gt=0,
-        description="Maximum number of texts that are encoded, a random sample of the index "
-        "(default: 20,000, or all documents in BEIR's format).",
-    )
+    source: Annotated[str | None, DATA_OPTION] = None
+    """Texts of the index: a file, a directory, a hub id or a URL. With a directory in BEIR's
+    format, its queries and their relevant documents are scored too."""
+    column: str | None = None
+    """Column of the text (default: 'text', 'body' ..., or the only column of strings)."""
+    rows: int | None = Field(None, gt=0)
+    """Maximum number of texts that are encoded, a random sample of the index (default: 20,000,
+    or all documents in BEIR's format)."""
 
 
 class AdaptRecipe(Section):
@@ -36,25 +28,20 @@ class AdaptRecipe(Section):
     verb: Literal["adapt"] = "adapt"
     model: Annotated[
         str | None, Option("model", metavar="MODEL", values="model", required=True)
-    ] = Field(None, description="New embedding model: a hub id, a directory, or 'demo'.")
-    vectors: Annotated[str | None, Option("--index", metavar="VECTORS", panel=DATA)] = Field(
-        None,
-        description="Vectors of the texts by the old model: a .npy, .safetensors, .parquet, .arrow "
-        "or .jsonl file, a directory or pattern of shards, a URL, or a hub data set.",
-    )
+    ] = None
+    """New embedding model: a hub id, a directory, or 'demo'."""
+    vectors: Annotated[str | None, Option("--index", metavar="VECTORS", panel=DATA)] = None
+    """Vectors of the texts by the old model: a .npy, .safetensors, .parquet, .arrow or .jsonl
+    file, a directory or pattern of shards, a URL, or a hub data set."""
     index_model: Annotated[
         str | None, Option("--index-model", metavar="MODEL", panel=DATA, values="model")
-    ] = Field(
-        None,
-        description="Old model, if it is at hand: kdcli checks that it made the index.",
-    )
+    ] = None
+    """Old model, if it is at hand: kdcli checks that it made the index."""
     encodes: Annotated[
         Literal["queries", "documents"], Option("--encodes", panel=DATA, metavar="WHAT")
-    ] = Field(
-        "queries",
-        description="What the adapted model encodes: new queries, which search the old index, or "
-        "new documents, which the old model's queries search.",
-    )
+    ] = "queries"
+    """What the adapted model encodes: new queries, which search the old index, or new documents,
+    which the old model's queries search."""
     pooling: Pooling = None
     data: AdaptData = AdaptData()
     measure: MeasureSettings = MeasureSettings(latency=False)

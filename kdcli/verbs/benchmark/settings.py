@@ -32,21 +32,13 @@ NOT_MEASURED = (
 class BenchmarkDataSettings(LabelledSettings):
     """`data:` of `benchmark`: the task's examples, or text."""
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
-        None,
-        description="Text, or with a task its examples: a hub id (or ID@REV), a file, a "
-        "directory, or 'demo' (default: the task's own, or 'demo').",
-    )
-    column: str | None = Field(
-        None,
-        description="Column of the text (default: 'text', 'body' ..., or the only column "
-        "of strings).",
-    )
-    judged_rows: int | None = Field(
-        1000,
-        gt=0,
-        description="Number of evaluated rows, which are the same in every run; null takes all.",
-    )
+    source: Annotated[str | None, DATA_OPTION] = None
+    """Text, or with a task its examples: a hub id (or ID@REV), a file, a directory, or 'demo'
+    (default: the task's own, or 'demo')."""
+    column: str | None = None
+    """Column of the text (default: 'text', 'body' ..., or the only column of strings)."""
+    judged_rows: int | None = Field(1000, gt=0)
+    """Number of evaluated rows, which are the same in every run; null takes all."""
 
 
 class BenchmarkRecipe(Section):
@@ -54,54 +46,41 @@ class BenchmarkRecipe(Section):
 
     verb: Literal["benchmark"] = "benchmark"
     models: Annotated[list[str], Option("models", metavar="MODEL", values="model")] = Field(
-        default_factory=list,
-        description="Hub ids, directories, or shapes such as 6x384: 6 layers of width 384.",
+        default_factory=list
     )
-    baseline: Annotated[str | None, Option("--baseline", metavar="MODEL")] = Field(
-        None, description="Model to compare with (default: the first)."
-    )
+    """Hub ids, directories, or shapes such as 6x384: 6 layers of width 384."""
+    baseline: Annotated[str | None, Option("--baseline", metavar="MODEL")] = None
+    """Model to compare with (default: the first)."""
     preset: Annotated[
         Literal["papers", "minilm", "tinybert", "serving"] | None,
         Option("--preset", metavar="NAME"),
-    ] = Field(
-        None,
-        description="List of models, batch sizes and lengths to measure where you give none "
-        "(default: papers, if you give no model).",
-    )
+    ] = None
+    """List of models, batch sizes and lengths to measure where you give none (default: papers,
+    if you give no model)."""
     backends: Annotated[
         list[BackendName], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
-    ] = Field(
-        default_factory=lambda: ["torch"],
-        min_length=1,
-        description="Backend: torch, sparse, compile, onnx or openvino, perhaps with a number "
-        "format, such as onnx-int8; may be repeated.",
-    )
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Option("--dtype", rare=True)] = Field(
-        "fp32",
-        description="Number format of the baseline, and of backends without one of their own.",
-    )
+    ] = Field(default_factory=lambda: ["torch"], min_length=1)
+    """Backend: torch, sparse, compile, onnx or openvino, perhaps with a number format, such as
+    onnx-int8; may be repeated."""
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Option("--dtype", rare=True)] = "fp32"
+    """Number format of the baseline, and of backends without one of their own."""
     batch_sizes: Annotated[list[BatchSize], Option("--batch-size", metavar="N")] = Field(
-        default_factory=list,
-        description="Sequences per call; may be repeated (default: the preset's, or 1 and 8).",
+        default_factory=list
     )
+    """Sequences per call; may be repeated (default: the preset's, or 1 and 8)."""
     seq_lens: Annotated[
         list[Annotated[int, Field(gt=0, le=2**20)]], Option("--seq-len", metavar="N")
-    ] = Field(
-        default_factory=list,
-        description="Tokens per sequence; may be repeated (default: the preset's, or 128).",
-    )
+    ] = Field(default_factory=list)
+    """Tokens per sequence; may be repeated (default: the preset's, or 128)."""
     padding: Annotated[
         Literal["full", "random", "data"], Option("--padding", metavar="KIND", rare=True)
-    ] = Field("full", description="Lengths of the sequences in a batch; data takes --data's.")
-    task: Annotated[str | None, TASK_OPTION] = Field(
-        None, description="Task on which every backend is evaluated too (default: none)."
-    )
-    max_drop: float = Field(
-        2.0,
-        ge=0,
-        description="Maximum drop of the task's first metric below torch in float32, in points "
-        "(1 point = 0.01); a backend that loses more fails.",
-    )
+    ] = "full"
+    """Lengths of the sequences in a batch; data takes --data's."""
+    task: Annotated[str | None, TASK_OPTION] = None
+    """Task on which every backend is evaluated too (default: none)."""
+    max_drop: float = Field(2.0, ge=0)
+    """Maximum drop of the task's first metric below torch in float32, in points (1 point =
+    0.01); a backend that loses more fails."""
     data: BenchmarkDataSettings = BenchmarkDataSettings()
     price_per_hour: PricePerHour = None
     measure: MeasureSettings = MeasureSettings()

@@ -285,31 +285,28 @@ class GoalSettings(Section):
     """`goal:`. Speed and latency refer to one sequence of 128 tokens."""
 
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
-        None,
-        ge=0,
-        description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
-        "of agreement with MODEL.",
+        None, ge=0
     )
+    """Maximum drop of the task metric, in points (1 point = 0.01); without labels, of agreement
+    with MODEL."""
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
-        None, gt=1, description="Minimum speed-up over PyTorch in float32."
+        None, gt=1
     )
+    """Minimum speed-up over PyTorch in float32."""
     max_latency_ms: Annotated[
         float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS")
-    ] = Field(None, gt=0, description="Maximum latency of 128 tokens, in milliseconds.")
+    ] = Field(None, gt=0)
+    """Maximum latency of 128 tokens, in milliseconds."""
     max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
-        None, gt=0, description="Maximum size of the deployed files, in megabytes."
+        None, gt=0
     )
-    strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
-        False,
-        description="Apply --max-drop to the pessimistic end of the 95 % interval.",
-    )
+    """Maximum size of the deployed files, in megabytes."""
+    strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = False
+    """Apply --max-drop to the pessimistic end of the 95 % interval."""
 
-    cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = Field(
-        False,
-        description="Also try a cascade: a small model answers, and a larger one where it is "
-        "unsure.",
-    )
+    cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = False
+    """Also try a cascade: a small model answers, and a larger one where it is unsure."""
 
     @property
     def limits(self) -> list[Limit]:

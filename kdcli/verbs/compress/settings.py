@@ -75,95 +75,63 @@ class PlanSettings(Section):
     """`plan:`, the candidates of a recipe without steps."""
 
     backends: list[Annotated[BackendName, AfterValidator(check_runs_exports)]] = Field(
-        default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
-        min_length=1,
-        description="Backends that are tried.",
+        default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"], min_length=1
     )
-    pack_steps: int = Field(
-        0,
-        ge=0,
-        description="Number of steps for which the integers of onnx-int8-packed are trained, as "
-        "with the option --steps of export.",
-    )
-    shapes: Annotated[list[str] | None, BeforeValidator(as_list)] = Field(
-        None,
-        description="Student shapes that are tried, or a single goal such as 2x or 5ms on the "
-        "fastest backend (default: shapes derived from the model; [] tries none).",
-    )
-    family: bool = Field(
-        False,
-        description="Whether the shapes share their layers and one training, for any goal.",
-    )
-    finetune: RecipeValues = Field(default_factory=dict, description="Keys of finetune.")
-    distill: RecipeValues = Field(
-        default_factory=dict,
-        description="Keys of distill (default on a task: method tinybert, stage joint, learning "
-        "rate 3e-4 at width 384, and 1 to 10 epochs, about 90,000 rows in all).",
-    )
-    prune: RecipeValues | None = Field(
-        default_factory=dict,
-        description="Keys of prune, with sparsity 0.9 unless given; null skips pruning.",
-    )
-    trim_from: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="Share of the embeddings among the parameters above which the vocabulary is "
-        "trimmed too; 1 trims none.",
-    )
-    undistilled: bool = Field(
-        False,
-        description="Whether the last shape is trained without its teacher as well, to show what "
-        "the teacher adds.",
-    )
+    """Backends that are tried."""
+    pack_steps: int = Field(0, ge=0)
+    """Number of steps for which the integers of onnx-int8-packed are trained, as with the option
+    --steps of export."""
+    shapes: Annotated[list[str] | None, BeforeValidator(as_list)] = None
+    """Student shapes that are tried, or a single goal such as 2x or 5ms on the fastest backend
+    (default: shapes derived from the model; [] tries none)."""
+    family: bool = False
+    """Whether the shapes share their layers and one training, for any goal."""
+    finetune: RecipeValues = Field(default_factory=dict)
+    """Keys of finetune."""
+    distill: RecipeValues = Field(default_factory=dict)
+    """Keys of distill (default on a task: method tinybert, stage joint, learning rate 3e-4 at
+    width 384, and 1 to 10 epochs, about 90,000 rows in all)."""
+    prune: RecipeValues | None = Field(default_factory=dict)
+    """Keys of prune, with sparsity 0.9 unless given; null skips pruning."""
+    trim_from: float = Field(0.25, ge=0, le=1)
+    """Share of the embeddings among the parameters above which the vocabulary is trimmed too; 1
+    trims none."""
+    undistilled: bool = False
+    """Whether the last shape is trained without its teacher as well, to show what the teacher
+    adds."""
 
 
 class CompressData(LabelledSettings):
     """`data:` of `compress`."""
 
-    selection_rows: int = Field(
-        2000,
-        gt=0,
-        description="Number of rows that choose among candidates: the default takes at most a "
-        "tenth of the training rows, another number at most a third.",
-    )
-    verification_rows: int = Field(
-        5000,
-        gt=0,
-        description="Number of rows that score the chosen model, once, at the end: the default "
-        "takes the test split, or the validation split and training rows up to this number, at "
-        "most a fifth; another number takes at most a third of the training rows.",
-    )
+    selection_rows: int = Field(2000, gt=0)
+    """Number of rows that choose among candidates: the default takes at most a tenth of the
+    training rows, another number at most a third."""
+    verification_rows: int = Field(5000, gt=0)
+    """Number of rows that score the chosen model, once, at the end: the default takes the test
+    split, or the validation split and training rows up to this number, at most a fifth; another
+    number takes at most a third of the training rows."""
 
 
 class CompressRecipe(Section):
     """A recipe of `kdcli compress`."""
 
     verb: Literal["compress"] = "compress"
-    model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = Field(
-        None,
-        description="Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.",
-    )
+    model: Annotated[str | None, Option("model", metavar="MODEL", values="model")] = None
+    """Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not."""
     task: TaskName = None
-    text: str | None = Field(
-        None,
-        description="Text on which an embedding model is distilled (default: the task's data).",
-    )
+    text: str | None = None
+    """Text on which an embedding model is distilled (default: the task's data)."""
     pooling: Pooling = None
     budget: Annotated[
         float | None,
         Option("--budget", panel=GOAL, kind=str, parse=seconds_of, metavar="TIME"),
-    ] = Field(
-        None,
-        gt=0,
-        description="Time limit, such as 90s, 30m or 2h (default: none).",
-    )
+    ] = Field(None, gt=0)
+    """Time limit, such as 90s, 30m or 2h (default: none)."""
     goal: GoalSettings = GoalSettings()
-    steps: list[dict[str, RecipeValues]] = Field(
-        default_factory=list,
-        description="Pipeline: each step maps distill, prune, trim, quantize or export to its "
-        "keys; none means that candidates are planned.",
-    )
+    steps: list[dict[str, RecipeValues]] = Field(default_factory=list)
+    """Pipeline: each step maps distill, prune, trim, quantize or export to its keys; none means
+    that candidates are planned."""
     plan: PlanSettings = PlanSettings()
     data: CompressData = CompressData()
     seed: Seed = 0

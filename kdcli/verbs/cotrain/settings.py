@@ -49,64 +49,42 @@ def parse_weights(text: str) -> list[float]:
 class PairSettings(Section):
     """The two models that are trained together, and what they learn from."""
 
-    teacher: Annotated[str | None, Option("teacher", metavar="TEACHER", values="model")] = Field(
-        None,
-        description="Teacher: a hub id, a directory, or a shape such as 4x128: 4 layers of width "
-        "128.",
-    )
-    student: Annotated[str | None, Option("student", metavar="STUDENT")] = Field(
-        None, description="Student: a hub id, a directory, or a shape such as 2x64."
-    )
-    base: Annotated[str | None, Option("--base", metavar="MODEL")] = Field(
-        None,
-        description="Model that gives shapes their tokenizer and configuration, and on a task "
-        "their weights too (default: the teacher on a task, none on text).",
-    )
+    teacher: Annotated[str | None, Option("teacher", metavar="TEACHER", values="model")] = None
+    """Teacher: a hub id, a directory, or a shape such as 4x128: 4 layers of width 128."""
+    student: Annotated[str | None, Option("student", metavar="STUDENT")] = None
+    """Student: a hub id, a directory, or a shape such as 2x64."""
+    base: Annotated[str | None, Option("--base", metavar="MODEL")] = None
+    """Model that gives shapes their tokenizer and configuration, and on a task their weights too
+    (default: the teacher on a task, none on text)."""
     mode: Annotated[
         Literal["standalone", "one-way", "reversed", "co-distillation"],
         Option("--mode", metavar="MODE"),
-    ] = Field(
-        "co-distillation",
-        description="Who learns from whom; one-way: the student only; reversed: the teacher only.",
-    )
+    ] = "co-distillation"
+    """Who learns from whom; one-way: the student only; reversed: the teacher only."""
     weights: Annotated[
         list[float],
         Option("--weights", kind=str, parse=parse_weights, metavar="A:B:C:D", rare=True),
-    ] = Field(
-        default_factory=lambda: [1.0, 1.0, 1.0, 4.0],
-        description="Weights of the losses: student against labels, student from teacher, "
-        "teacher against labels, teacher from student; the mode sets some of them to 0.",
-    )
-    temperature: Annotated[float, Option("--temperature", rare=True)] = Field(
-        1.0, gt=0, description="Temperature of both softmaxes."
-    )
-    standalone: Annotated[bool, Option("--standalone/--no-standalone", rare=True)] = Field(
-        True, description="Also train both models without each other, for comparison."
-    )
-    dropout: float | None = Field(
-        None, ge=0, lt=1, description="Every dropout rate in training (default: the models' own)."
-    )
+    ] = Field(default_factory=lambda: [1.0, 1.0, 1.0, 4.0])
+    """Weights of the losses: student against labels, student from teacher, teacher against
+    labels, teacher from student; the mode sets some of them to 0."""
+    temperature: Annotated[float, Option("--temperature", rare=True)] = Field(1.0, gt=0)
+    """Temperature of both softmaxes."""
+    standalone: Annotated[bool, Option("--standalone/--no-standalone", rare=True)] = True
+    """Also train both models without each other, for comparison."""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """Every dropout rate in training (default: the models' own)."""
 
 
 class CommunitySettings(Section):
     """`community:`, a frozen pre-trained model that both models learn from (Community KD)."""
 
-    model: Annotated[str | None, Option("--community", metavar="MODEL", rare=True)] = Field(
-        None,
-        description="Frozen teacher of both models, from which shapes are copied (default: none).",
-    )
-    printed_order: bool = Field(
-        False,
-        description="Whether the divergence is from each model to the frozen teacher, as the paper "
-        "prints it.",
-    )
-    layers: list[list[int]] | None = Field(
-        None,
-        min_length=2,
-        max_length=2,
-        description="Layers that each model copies (default: evenly spaced ones, and their "
-        "neighbours for a second model of the same shape).",
-    )
+    model: Annotated[str | None, Option("--community", metavar="MODEL", rare=True)] = None
+    """Frozen teacher of both models, from which shapes are copied (default: none)."""
+    printed_order: bool = False
+    """Whether the divergence is from each model to the frozen teacher, as the paper prints it."""
+    layers: list[list[int]] | None = Field(None, min_length=2, max_length=2)
+    """Layers that each model copies (default: evenly spaced ones, and their neighbours for a
+    second model of the same shape)."""
 
 
 class CotrainRecipe(VariantSettings, PairSettings, OnTask):
@@ -115,12 +93,8 @@ class CotrainRecipe(VariantSettings, PairSettings, OnTask):
     verb: Literal["cotrain"] = "cotrain"
     vocab_size: Annotated[
         int, Option("--vocab-size", metavar="N", excludes=("--base", "--community"), rare=True)
-    ] = Field(
-        30_522,
-        gt=0,
-        le=10**6,
-        description="Number of tokens of a tokenizer that is trained from the text.",
-    )
+    ] = Field(30_522, gt=0, le=10**6)
+    """Number of tokens of a tokenizer that is trained from the text."""
     community: CommunitySettings = CommunitySettings()
     data: TrainingData = TrainingData()
     eval: DownstreamSettings = DownstreamSettings()

@@ -121,15 +121,12 @@ class StudentSettings(ShapeSettings):
         BeforeValidator(as_list),
         Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape"),
     ] = Field(default_factory=list, description=SHAPE)
-    init: Init = Field("teacher", description="How the student's weights start.")
-    layers: list[int] | Literal["measured"] | None = Field(
-        None,
-        description="Teacher layers to copy; `measured` tries them on the texts "
-        "(default: evenly spaced).",
-    )
-    dropout: float | None = Field(
-        None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
-    )
+    init: Init = "teacher"
+    """How the student's weights start."""
+    layers: list[int] | Literal["measured"] | None = None
+    """Teacher layers to copy; `measured` tries them on the texts (default: evenly spaced)."""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """Every dropout rate in training (default: the teacher's)."""
     source: Annotated[
         str | None, Option("--student", metavar="MODEL", values="model", rare=True)
     ] = Field(
@@ -150,61 +147,59 @@ class StudentSettings(ShapeSettings):
 class RelationSettings(Section):
     """`relation:`, the relations of self-attention."""
 
-    kernel: Literal["auto", "torch", "triton"] = Field(
-        "auto",
-        description="Backend of the relations: PyTorch, or Triton kernels on a CUDA device; "
-        "auto takes Triton from compute capability 8.0 on.",
-    )
+    kernel: Literal["auto", "torch", "triton"] = "auto"
+    """Backend of the relations: PyTorch, or Triton kernels on a CUDA device; auto takes Triton
+    from compute capability 8.0 on."""
 
 
 class OnTextDownstream(DownstreamSettings):
     """`eval:` of `distill` on text."""
 
-    at: list[Annotated[int, Field(gt=0)]] = Field(
-        default_factory=list, description="Steps after which the students are evaluated too."
-    )
+    at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list)
+    """Steps after which the students are evaluated too."""
 
 
 class GeneralSettings(Section):
     """`general:`, a run of `distill` on text whose student the task starts from."""
 
-    use: bool = Field(False, description="Whether to distil on text first.")
-    recipe: str | None = Field(
-        None, description="Recipe of the run on text (default: the method's settings here)."
-    )
-    teacher: str | None = Field(
-        None, description="Teacher of the run on text (default: the task's)."
-    )
+    use: bool = False
+    """Whether to distil on text first."""
+    recipe: str | None = None
+    """Recipe of the run on text (default: the method's settings here)."""
+    teacher: str | None = None
+    """Teacher of the run on text (default: the task's)."""
     source: Annotated[
         str | None,
         Option(
             "--corpus", panel=ON_TASK, metavar="SOURCE", values="data", enables="use", rare=True
         ),
-    ] = Field(None, description="Text to distil on first (default: the recipe's).")
+    ] = None
+    """Text to distil on first (default: the recipe's)."""
     run: Annotated[
         str | None,
         Option(
             "--general", panel=ON_TASK, metavar="DIR", values="output", enables="use", rare=True
         ),
-    ] = Field(
-        None,
-        description="Directory of the run on text, which is reused once it is done "
-        "(default: general/ in the output directory).",
-    )
-    overrides: RecipeValues = Field(
-        default_factory=dict, description="Keys of distill that override its recipe."
-    )
+    ] = None
+    """Directory of the run on text, which is reused once it is done (default: general/ in the
+    output directory)."""
+    overrides: RecipeValues = Field(default_factory=dict)
+    """Keys of distill that override its recipe."""
 
 
 class AugmentSettings(Section):
     """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1)."""
 
     use: Annotated[bool, Option("--augment/--no-augment", panel=ON_TASK, show_default=False)] = (
-        Field(False, description="Also train on copies of the examples with some words replaced.")
+        False
     )
-    copies: int = Field(20, gt=0, le=10**4, description="Number of copies per example.")
-    probability: float = Field(0.4, gt=0, le=1, description="Probability that a word is replaced.")
-    candidates: int = Field(15, gt=0, le=10**4, description="Number of candidates per word.")
+    """Also train on copies of the examples with some words replaced."""
+    copies: int = Field(20, gt=0, le=10**4)
+    """Number of copies per example."""
+    probability: float = Field(0.4, gt=0, le=1)
+    """Probability that a word is replaced."""
+    candidates: int = Field(15, gt=0, le=10**4)
+    """Number of candidates per word."""
     model: Annotated[
         str | None,
         Option(
@@ -215,10 +210,8 @@ class AugmentSettings(Section):
             excludes=("--no-augment",),
             rare=True,
         ),
-    ] = Field(
-        None,
-        description="Masked language model that proposes words (default: nearest neighbours).",
-    )
+    ] = None
+    """Masked language model that proposes words (default: nearest neighbours)."""
     glove: Annotated[
         str | None,
         Option(
@@ -229,22 +222,19 @@ class AugmentSettings(Section):
             excludes=("--no-augment",),
             rare=True,
         ),
-    ] = Field(
-        None,
-        description="Word vectors for words of several tokens (default: the teacher's embeddings).",
-    )
-    predict: bool = Field(
-        True, description="Whether the prediction stage trains on the copies too."
-    )
+    ] = None
+    """Word vectors for words of several tokens (default: the teacher's embeddings)."""
+    predict: bool = True
+    """Whether the prediction stage trains on the copies too."""
 
 
 class UndistilledSettings(Section):
     """`undistilled:`, the same student, fine-tuned without a teacher."""
 
-    use: bool = Field(True, description="Whether to train this student for comparison.")
-    overrides: RecipeValues = Field(
-        default_factory=dict, description="Keys of finetune that override the task's recipe."
-    )
+    use: bool = True
+    """Whether to train this student for comparison."""
+    overrides: RecipeValues = Field(default_factory=dict)
+    """Keys of finetune that override the task's recipe."""
 
 
 class DistillTrainSettings(FinetuneTrainSettings):
@@ -261,35 +251,24 @@ class DistillRecipe(OnTask):
     more_teachers: MoreTeachers = Field(default_factory=list)
     soft_labels: Annotated[
         str | None, Option("--soft-labels", panel=ON_TASK, metavar="FILE", rare=True)
-    ] = Field(
-        None,
-        description="File of the rows' probabilities or scores, in place of a teacher "
-        "(default: none).",
-    )
+    ] = None
+    """File of the rows' probabilities or scores, in place of a teacher (default: none)."""
     method: Annotated[
         str, Option("--method", metavar="NAME", choices=METHODS), known_method(METHODS)
-    ] = Field(
-        "minilm",
-        description="Method (default: minilm on text, embedding for embedding models, tinybert on "
-        "a task).",
-    )
-    assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
-        "auto",
-        description="Shape of a teacher assistant, a model between teacher and student that is "
-        "trained first; auto or none.",
-    )
-    variants: dict[str, RecipeValues] = Field(
-        default_factory=dict,
-        description="Variants on text by name, each with the keys of method, assistant and loss "
-        "that it changes; all learn from one pass of the teacher.",
-    )
-    stage: Literal["separate", "joint", "none"] | None = Field(
-        None,
-        description="Whether the method's loss is trained before the prediction stage, is part "
-        "of its loss, or is skipped (default: the method's).",
-    )
+    ] = "minilm"
+    """Method (default: minilm on text, embedding for embedding models, tinybert on a task)."""
+    assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = "auto"
+    """Shape of a teacher assistant, a model between teacher and student that is trained first;
+    auto or none."""
+    variants: dict[str, RecipeValues] = Field(default_factory=dict)
+    """Variants on text by name, each with the keys of method, assistant and loss that it
+    changes; all learn from one pass of the teacher."""
+    stage: Literal["separate", "joint", "none"] | None = None
+    """Whether the method's loss is trained before the prediction stage, is part of its loss, or
+    is skipped (default: the method's)."""
     student: StudentSettings = StudentSettings()
-    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
+    loss: RecipeValues = Field(default_factory=dict)
+    """Settings of the method."""
     relation: RelationSettings = RelationSettings()
     workload: Annotated[
         RecipeValues,
@@ -309,11 +288,8 @@ class DistillRecipe(OnTask):
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
-    intermediate: RecipeValues = Field(
-        default_factory=dict,
-        description="Keys of train that differ in the separate stage (default: lr 5e-5 and 20 "
-        "epochs).",
-    )
+    intermediate: RecipeValues = Field(default_factory=dict)
+    """Keys of train that differ in the separate stage (default: lr 5e-5 and 20 epochs)."""
     undistilled: UndistilledSettings = UndistilledSettings()
     eval: OnTextDownstream = OnTextDownstream()
     cache_gb: CacheSize = 8.0

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -30,21 +29,15 @@ ROTATED_ROWS = 1000
 class StudentVectors(Settings):
     """The `workload` section of `distill --method embedding`."""
 
-    dense: bool = Field(
-        False,
-        description="Whether a student that is narrower than its teacher's vectors gets a dense "
-        "layer up to their width. Otherwise it learns their principal components.",
-    )
-    router: bool = Field(
-        False,
-        description="Whether to save router/ too, a sentence-transformers model that encodes "
-        "queries with the student and documents with the teacher.",
-    )
-    vectors: str | None = Field(
-        None,
-        description="Vectors of the teacher: a file, directory, pattern, URL or hub data set "
-        "(default: computed).",
-    )
+    dense: bool = False
+    """Whether a student that is narrower than its teacher's vectors gets a dense layer up to
+    their width. Otherwise it learns their principal components."""
+    router: bool = False
+    """Whether to save router/ too, a sentence-transformers model that encodes queries with the
+    student and documents with the teacher."""
+    vectors: str | None = None
+    """Vectors of the teacher: a file, directory, pattern, URL or hub data set (default:
+    computed)."""
     server: ServerSettings = ServerSettings()
 
 

@@ -15,11 +15,9 @@ from kdcli.workloads.settings import TASK_OPTION, LabelledSettings, Pooling
 class ExportData(LabelledSettings):
     """`data:` of `export`: the task's examples, or text."""
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
-        None,
-        description="Data on which each file is compared with torch: the task's examples, or text "
-        "(default: the task's own data, or the data of the model's training run).",
-    )
+    source: Annotated[str | None, DATA_OPTION] = None
+    """Data on which each file is compared with torch: the task's examples, or text (default: the
+    task's own data, or the data of the model's training run)."""
 
 
 class ExportRecipe(Section):

@@ -29,15 +29,10 @@ class PruneTrainSettings(FinetuneTrainSettings):
         2e-2,
         description="Peak learning rate; with smp, of the weights' scores (default: the method's).",
     )
-    warmup_fraction: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the steps in which the learning rate rises; 0.1 for other methods.",
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay of AdamW, except for biases and normalisation layers."
-    )
+    warmup_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises; 0.1 for other methods."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay of AdamW, except for biases and normalisation layers."""
 
 
 class PruneRecipe(VariantSettings, TaskRecipe):
@@ -57,22 +52,15 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             choices=METHODS,
         ),
         known_method(METHODS),
-    ] = Field(
-        "smp",
-        description="Pruning method; may be repeated, one run for each. smp keeps the values of "
-        "the weights and trains a score for each; the others also train the weights.",
-    )
+    ] = "smp"
+    """Pruning method; may be repeated, one run for each. smp keeps the values of the weights and
+    trains a score for each; the others also train the weights."""
     sparsity: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]], Option("--sparsity", metavar="SHARE")
-    ] = Field(
-        default_factory=lambda: [0.9],
-        min_length=1,
-        description="Share of the layers' weights to remove; may be repeated, one run for each.",
-    )
-    teacher: Annotated[str | None, Option("--teacher", metavar="MODEL", values="model")] = Field(
-        None,
-        description="Model fine-tuned on the task, whose outputs are also learned (default: none).",
-    )
+    ] = Field(default_factory=lambda: [0.9], min_length=1)
+    """Share of the layers' weights to remove; may be repeated, one run for each."""
+    teacher: Annotated[str | None, Option("--teacher", metavar="MODEL", values="model")] = None
+    """Model fine-tuned on the task, whose outputs are also learned (default: none)."""
     pruner: Annotated[
         RecipeValues,
         Option(
@@ -85,19 +73,18 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             "all scores above a number (default: the method's).",
             rare=True,
         ),
-    ] = Field(default_factory=dict, description="Settings of the method.")
+    ] = Field(default_factory=dict)
+    """Settings of the method."""
     kd: KdSettings = KdSettings()
-    drop_rows_below: int = Field(
-        0, ge=0, description="Minimum number of weights of a row in the compact form."
-    )
+    drop_rows_below: int = Field(0, ge=0)
+    """Minimum number of weights of a row in the compact form."""
     cache_gb: CacheSize = 8.0
     train: PruneTrainSettings = PruneTrainSettings()
     workload: Annotated[RecipeValues, WITH_POOLING] = Field(
         default_factory=dict, description=WORKLOAD
     )
-    loss: RecipeValues = Field(
-        default_factory=dict, description="Settings of the loss of task embedding."
-    )
+    loss: RecipeValues = Field(default_factory=dict)
+    """Settings of the loss of task embedding."""
     eval: DownstreamSettings = DownstreamSettings()
 
 
