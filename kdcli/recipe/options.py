@@ -17,12 +17,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from pydantic import ConfigDict
     from pydantic.fields import FieldInfo
 
 GOAL, DATA, ON_TASK = "Goal", "Task and data", "With --task"
 TRAINING, RECIPE, RUN, OUTPUT = "Training", "Recipe", "Run", "Output"
 PANELS = ("Options", GOAL, DATA, ON_TASK, TRAINING, RECIPE, RUN, OUTPUT)
 """The panels of `kdcli VERB --help`, in their order."""
+
+
+OF_OPTIONS: "ConfigDict" = {"allow_inf_nan": False, "use_attribute_docstrings": True}
+"""The configuration of dataclasses of options. The docstring below a field is its description."""
 
 
 class Option:

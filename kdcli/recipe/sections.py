@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
-from kdcli.recipe.options import DATA, GOAL, OUTPUT, RECIPE, RUN, TRAINING, Option
+from kdcli.recipe.options import DATA, GOAL, OF_OPTIONS, OUTPUT, RECIPE, RUN, TRAINING, Option
 
 MAX_NUMBER = 10**9
 MAX_PROCESSES = 1_024
@@ -216,7 +216,7 @@ class KdSettings(Section):
     """Temperature of both softmaxes."""
 
 
-@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, config=OF_OPTIONS)
 class RunOptions:
     """Where and how to run. These options do not change the result.
 
@@ -227,42 +227,26 @@ class RunOptions:
 
     arguments: tuple[str, ...] = ()
     output_dir: Annotated[
-        Path | None,
-        Option("--output-dir", "-o", panel=RUN, metavar="DIR", values="output"),
-        Field(description="Output directory (default: a new directory in runs/)."),
+        Path | None, Option("--output-dir", "-o", panel=RUN, metavar="DIR", values="output")
     ] = None
-    device: Annotated[
-        str,
-        Option("--device", panel=RUN, values="device"),
-        Field(description="Device: auto, cpu, cuda, mps, xpu or cuda:INDEX."),
-    ] = "auto"
+    """Output directory (default: a new directory in runs/)."""
+    device: Annotated[str, Option("--device", panel=RUN, values="device")] = "auto"
+    """Device: auto, cpu, cuda, mps, xpu or cuda:INDEX."""
     processes: Annotated[
         int | None,
         Option("--processes", panel=RUN, terminal=True, rare=True),
-        Field(
-            gt=0,
-            le=MAX_PROCESSES,
-            description="Number of processes (default: one per CUDA device, else one).",
-        ),
+        Field(gt=0, le=MAX_PROCESSES),
     ] = None
-    resume: Annotated[
-        bool,
-        Option("--resume", panel=RUN, excludes=("--overwrite",)),
-        Field(
-            description="Continue the run in the output directory (default: the newest unfinished "
-            "run in runs/ with this recipe)."
-        ),
-    ] = False
-    overwrite: Annotated[
-        bool,
-        Option("--overwrite", panel=RUN, rare=True),
-        Field(description="Delete the run in the output directory first."),
-    ] = False
+    """Number of processes (default: one per CUDA device, else one)."""
+    resume: Annotated[bool, Option("--resume", panel=RUN, excludes=("--overwrite",))] = False
+    """Continue the run in the output directory (default: the newest unfinished run in runs/ with
+    this recipe)."""
+    overwrite: Annotated[bool, Option("--overwrite", panel=RUN, rare=True)] = False
+    """Delete the run in the output directory first."""
     dry_run: Annotated[
-        bool,
-        Option("--dry-run", panel=RUN, terminal=True, excludes=("--push-to-hub",)),
-        Field(description="Estimate size, memory and time, and write nothing."),
+        bool, Option("--dry-run", panel=RUN, terminal=True, excludes=("--push-to-hub",))
     ] = False
+    """Estimate size, memory and time, and write nothing."""
     report_to: Annotated[
         str,
         Option(
@@ -272,23 +256,16 @@ class RunOptions:
             metavar="NAME",
             rare=True,
         ),
-        Field(description="Experiment tracker that follows the run."),
     ] = "none"
+    """Experiment tracker that follows the run."""
     push_to_hub: Annotated[
-        str | None,
-        Option("--push-to-hub", panel=OUTPUT, metavar="REPO", rare=True),
-        Field(description="Repository to push the model to, private if it is new."),
+        str | None, Option("--push-to-hub", panel=OUTPUT, metavar="REPO", rare=True)
     ] = None
-    trust_remote_code: Annotated[
-        bool,
-        Option("--trust-remote-code", panel=RUN, rare=True),
-        Field(description="Run code that comes with the model."),
-    ] = False
-    strict_data: Annotated[
-        bool,
-        Option("--strict-data", panel=RUN, rare=True),
-        Field(description="Refuse data with rows that are empty, bad, repeated, or trained on."),
-    ] = False
+    """Repository to push the model to, private if it is new."""
+    trust_remote_code: Annotated[bool, Option("--trust-remote-code", panel=RUN, rare=True)] = False
+    """Run code that comes with the model."""
+    strict_data: Annotated[bool, Option("--strict-data", panel=RUN, rare=True)] = False
+    """Refuse data with rows that are empty, bad, repeated, or trained on."""
     stop_after: int | None = None
     written: tuple[Path, ...] = ()
 
@@ -352,40 +329,33 @@ class RunOptions:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OF_OPTIONS)
 class CommandOptions:
     """Options that the command line itself uses."""
 
     recipe: Annotated[
-        str | None,
-        Option("--recipe", "-r", panel=RECIPE, metavar="NAME|FILE", values="recipe"),
-        Field(description="Shipped recipe (kdcli recipes ls), or a YAML file."),
+        str | None, Option("--recipe", "-r", panel=RECIPE, metavar="NAME|FILE", values="recipe")
     ] = None
+    """Shipped recipe (kdcli recipes ls), or a YAML file."""
     sets: Annotated[
-        list[str] | None,
-        Option("--set", name="sets", panel=RECIPE, metavar="KEY.PATH=VALUE"),
-        Field(description="Set any key of the recipe; may be repeated."),
+        list[str] | None, Option("--set", name="sets", panel=RECIPE, metavar="KEY.PATH=VALUE")
     ] = None
-    revision: Annotated[
-        str | None,
-        Option("--revision", panel=RUN, metavar="REV", rare=True),
-        Field(description="Branch, tag or commit of the model, like MODEL@REV."),
-    ] = None
-    json: Annotated[
-        bool,
-        Option("--json", panel=OUTPUT, terminal=True, rare=True),
-        Field(description="Print the report as JSON."),
-    ] = False
+    """Set any key of the recipe; may be repeated."""
+    revision: Annotated[str | None, Option("--revision", panel=RUN, metavar="REV", rare=True)] = (
+        None
+    )
+    """Branch, tag or commit of the model, like MODEL@REV."""
+    json: Annotated[bool, Option("--json", panel=OUTPUT, terminal=True, rare=True)] = False
+    """Print the report as JSON."""
     quiet: Annotated[
         bool,
         Option("--quiet", "-q", panel=OUTPUT, terminal=True, excludes=("--verbose",), rare=True),
-        Field(description="Print results and errors only."),
     ] = False
-    verbose: Annotated[
-        bool,
-        Option("--verbose", "-v", panel=OUTPUT, terminal=True, rare=True),
-        Field(description="Also print the libraries' messages."),
-    ] = False
+    """Print results and errors only."""
+    verbose: Annotated[bool, Option("--verbose", "-v", panel=OUTPUT, terminal=True, rare=True)] = (
+        False
+    )
+    """Also print the libraries' messages."""
 
 
 def as_list(value: object) -> object:

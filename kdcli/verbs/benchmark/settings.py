@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.deploy.backends import BackendName
-from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.options import GOAL, OF_OPTIONS, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
     BatchSize,
@@ -86,7 +86,7 @@ class BenchmarkRecipe(Section):
     measure: MeasureSettings = MeasureSettings()
 
 
-@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, config=OF_OPTIONS)
 class BenchmarkOptions:
     """Options of `kdcli benchmark` that are not recipe keys."""
 
@@ -99,8 +99,8 @@ class BenchmarkOptions:
             excludes=(*NOT_MEASURED, "--price-per-hour"),
             rare=True,
         ),
-        Field(description="Write a runner for old machines to this directory."),
     ] = None
+    """Write a runner for old machines to this directory."""
     compare: Annotated[
         list[Path] | None,
         Option(
@@ -111,31 +111,18 @@ class BenchmarkOptions:
                 *NOT_MEASURED,
             ),
         ),
-        Field(description="Compare the reports of runs and measure nothing; may be repeated."),
     ] = None
+    """Compare the reports of runs and measure nothing; may be repeated."""
     max_latency_ms: Annotated[
-        float | None,
-        Option("--max-latency-ms", panel=GOAL, metavar="MS"),
-        Field(
-            gt=0,
-            description="Exit with 5 if the median at the first batch size and length is above "
-            "this.",
-        ),
+        float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS"), Field(gt=0)
     ] = None
+    """Exit with 5 if the median at the first batch size and length is above this."""
     min_speedup: Annotated[
-        float | None,
-        Option("--min-speedup", panel=GOAL, metavar="FACTOR"),
-        Field(
-            gt=0,
-            description="Exit with 5 if the speed-up at the first batch size and length is below "
-            "this.",
-        ),
+        float | None, Option("--min-speedup", panel=GOAL, metavar="FACTOR"), Field(gt=0)
     ] = None
-    strict: Annotated[
-        bool,
-        Option("--strict", panel=GOAL, rare=True),
-        Field(description="Exit with 6 if a measurement is unstable."),
-    ] = False
+    """Exit with 5 if the speed-up at the first batch size and length is below this."""
+    strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = False
+    """Exit with 6 if a measurement is unstable."""
 
 
 RECIPES: dict[str, type[Section]] = {"benchmark": BenchmarkRecipe}

@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.errors import UsageError
-from kdcli.recipe.options import Option
+from kdcli.recipe.options import OF_OPTIONS, Option
 
 KINDS = {
     "corpora": "tokens of a text",
@@ -39,21 +39,20 @@ def age_of(text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OF_OPTIONS)
 class CleanOptions:
     """Options of `kdcli cache clean`."""
 
     kinds: Annotated[
-        list[str],
-        Option("kinds", metavar="KIND", choices=tuple(KINDS), show_default=False),
-        Field(description="Kinds of entries to delete (default: all except objects)."),
+        list[str], Option("kinds", metavar="KIND", choices=tuple(KINDS), show_default=False)
     ] = Field(default_factory=list)
+    """Kinds of entries to delete (default: all except objects)."""
     older_than: Annotated[
-        float | None,
-        Option("--older-than", kind=str, parse=age_of, metavar="AGE"),
-        Field(description="Delete only entries that were last used this long ago, such as 30d."),
+        float | None, Option("--older-than", kind=str, parse=age_of, metavar="AGE")
     ] = None
-    yes: Annotated[bool, Option("--yes", "-y"), Field(description="Delete without asking.")] = False
+    """Delete only entries that were last used this long ago, such as 30d."""
+    yes: Annotated[bool, Option("--yes", "-y")] = False
+    """Delete without asking."""
 
 
 OPTIONS = {"clean": CleanOptions}

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from kdcli.deploy.backends import FORMATS, PACKED, BackendName
 from kdcli.errors import UsageError, did_you_mean, in_words
-from kdcli.recipe.options import GOAL, RUN, Option
+from kdcli.recipe.options import GOAL, OF_OPTIONS, RUN, Option
 from kdcli.recipe.resolve import (
     SECTION,
     Resolved,
@@ -142,7 +142,7 @@ class CompressRecipe(Section):
         _check_steps(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OF_OPTIONS)
 class CompressOptions:
     """Options of `kdcli compress` that are no recipe keys."""
 
@@ -154,8 +154,8 @@ class CompressOptions:
             metavar="RUN",
             excludes=ASKS_OR_TRAINS,
         ),
-        Field(description="Print all candidates of a finished run, and stop."),
     ] = None
+    """Print all candidates of a finished run, and stop."""
 
 
 RECIPES: dict[str, type[Section]] = {"compress": CompressRecipe}

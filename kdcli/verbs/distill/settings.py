@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.methods import known_method, method_names
-from kdcli.recipe.options import ON_TASK, Option
+from kdcli.recipe.options import OF_OPTIONS, ON_TASK, Option
 from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section, as_list
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.settings import (
@@ -339,7 +339,7 @@ class DistillRecipe(OnTask):
         return defaults
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OF_OPTIONS)
 class DistillOptions:
     """Options of `kdcli distill` that set no recipe key of their own."""
 
@@ -351,8 +351,8 @@ class DistillOptions:
             excludes=("--augment-only",),
             rare=True,
         ),
-        Field(description="List of variants to train and compare in one table."),
     ] = None
+    """List of variants to train and compare in one table."""
     augment_only: Annotated[
         Path | None,
         Option(
@@ -364,8 +364,8 @@ class DistillOptions:
             terminal=True,
             rare=True,
         ),
-        Field(description="Write the copies as jsonl, and stop."),
     ] = None
+    """Write the copies as jsonl, and stop."""
 
 
 RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe}

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.recipe.options import GOAL, RUN, Option
+from kdcli.recipe.options import GOAL, OF_OPTIONS, RUN, Option
 from kdcli.recipe.sections import MaxClassDrop, MeasureSettings, Section
 from kdcli.workloads.settings import (
     HeadSettings,
@@ -70,25 +70,18 @@ class EvaluateRecipe(Section):
     measure: MeasureSettings = MeasureSettings(latency=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=OF_OPTIONS)
 class EvaluateOptions:
     """Options of `kdcli evaluate` that are not recipe keys."""
 
-    predictions: Annotated[
-        Path | None,
-        Option("--predictions", metavar="FILE", rare=True),
-        Field(description="Write every prediction to this jsonl file."),
-    ] = None
-    submission: Annotated[
-        Path | None,
-        Option("--submission", metavar="DIR", rare=True),
-        Field(description="Write the GLUE server's files for the test split to this directory."),
-    ] = None
+    predictions: Annotated[Path | None, Option("--predictions", metavar="FILE", rare=True)] = None
+    """Write every prediction to this jsonl file."""
+    submission: Annotated[Path | None, Option("--submission", metavar="DIR", rare=True)] = None
+    """Write the GLUE server's files for the test split to this directory."""
     min_metric: Annotated[
-        list[str] | None,
-        Option("--min-metric", panel=GOAL, metavar="METRIC=VALUE", rare=True),
-        Field(description="Exit with 5 if a model scores less; may be repeated."),
+        list[str] | None, Option("--min-metric", panel=GOAL, metavar="METRIC=VALUE", rare=True)
     ] = None
+    """Exit with 5 if a model scores less; may be repeated."""
 
 
 RECIPES: dict[str, type[Section]] = {"evaluate": EvaluateRecipe}

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.deploy.backends import PACKED
 from kdcli.errors import UsageError
-from kdcli.recipe.options import GOAL, Option
+from kdcli.recipe.options import GOAL, OF_OPTIONS, Option
 from kdcli.recipe.sections import DATA_OPTION, Section
 from kdcli.workloads.settings import TASK_OPTION, LabelledSettings, Pooling
 
@@ -27,64 +27,36 @@ class ExportRecipe(Section):
     data: ExportData = ExportData()
 
 
-@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, config=OF_OPTIONS)
 class ExportOptions:
     """Options of `kdcli export` that are not recipe keys."""
 
-    model: Annotated[
-        str,
-        Option("model", metavar="MODEL", values="model"),
-        Field(
-            description="Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is "
-            "exported too."
-        ),
-    ]
+    model: Annotated[str, Option("model", metavar="MODEL", values="model")]
+    """Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is exported too."""
     file_format: Annotated[
-        Literal["onnx", "openvino"],
-        Option("--format", name="file_format", metavar="FORMAT"),
-        Field(description="Format of the file."),
+        Literal["onnx", "openvino"], Option("--format", name="file_format", metavar="FORMAT")
     ] = "onnx"
-    int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
-    fp16: Annotated[
-        bool, Option("--fp16"), Field(description="Convert to half precision; ONNX only.")
-    ] = False
-    q4: Annotated[
-        bool, Option("--q4"), Field(description="Quantise weights to 4 bits; ONNX only.")
-    ] = False
-    pack: Annotated[
-        bool,
-        Option("--pack"),
-        Field(
-            description="Store the matrices of --int8, and its embedding tables of at least 4,096 "
-            "rows, in about half the size at the same speed; ONNX only."
-        ),
-    ] = False
-    steps: Annotated[
-        int,
-        Option("--steps", metavar="N"),
-        Field(
-            ge=0,
-            description="Number of steps for training the packed weights on texts of --data, so "
-            "that the file's outputs come closer to the model's.",
-        ),
-    ] = 0
-    max_drop: Annotated[
-        float | None,
-        Option("--max-drop", panel=GOAL, metavar="POINTS"),
-        Field(
-            description="Maximum drop of the task metric, in points (1 point = 0.01); kdcli "
-            "keeps matrix products in float32 where needed."
-        ),
-    ] = None
-    weights: Annotated[
-        bool, Option("--weights", rare=True), Field(description="Write model.safetensors too.")
-    ] = False
+    """Format of the file."""
+    int8: Annotated[bool, Option("--int8")] = False
+    """Quantise to 8 bits."""
+    fp16: Annotated[bool, Option("--fp16")] = False
+    """Convert to half precision; ONNX only."""
+    q4: Annotated[bool, Option("--q4")] = False
+    """Quantise weights to 4 bits; ONNX only."""
+    pack: Annotated[bool, Option("--pack")] = False
+    """Store the matrices of --int8, and its embedding tables of at least 4,096 rows, in about
+    half the size at the same speed; ONNX only."""
+    steps: Annotated[int, Option("--steps", metavar="N"), Field(ge=0)] = 0
+    """Number of steps for training the packed weights on texts of --data, so that the file's
+    outputs come closer to the model's."""
+    max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = None
+    """Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix products
+    in float32 where needed."""
+    weights: Annotated[bool, Option("--weights", rare=True)] = False
+    """Write model.safetensors too."""
     pooling: Pooling = None
-    task: Annotated[
-        str | None,
-        TASK_OPTION,
-        Field(description="Task on which the file is evaluated (default: none)."),
-    ] = None
+    task: Annotated[str | None, TASK_OPTION] = None
+    """Task on which the file is evaluated (default: none)."""
 
     @property
     def precisions(self) -> list[str]:
