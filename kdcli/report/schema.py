@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from kdcli.data.accounts import RowAccount
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, SchemaPart, Speedup
@@ -47,22 +47,28 @@ class ModelEntry(SchemaPart):
     `card` is null for a model that has no files of its own, such as a student before its training.
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     name: str
     role: Role
-    baseline: str | None = Field(None, description="The model that this one is compared with.")
+    baseline: str | None = None
+    """The model that this one is compared with."""
     card: Card | None = None
-    of: str | None = Field(
-        None, description="The model whose checkpoint, form, or untrained start this one is."
-    )
-    step: int | None = Field(None, description="The step of a checkpoint.")
-    backend: str | None = Field(None, description="The backend of a form.")
-    dtype: str | None = Field(None, description="The number format of a form.")
-    variant: str | None = Field(None, description="The variant of the method, in an ablation.")
-    source: str | None = Field(None, description="The model that this one was made from.")
-    made: str | None = Field(
-        None, description="How the run made the model, as the second half of a sentence."
-    )
-    run: str | None = Field(None, description="The run that measured it, in a comparison of runs.")
+    of: str | None = None
+    """The model whose checkpoint, form, or untrained start this one is."""
+    step: int | None = None
+    """The step of a checkpoint."""
+    backend: str | None = None
+    """The backend of a form."""
+    dtype: str | None = None
+    """The number format of a form."""
+    variant: str | None = None
+    """The variant of the method, in an ablation."""
+    source: str | None = None
+    """The model that this one was made from."""
+    made: str | None = None
+    """How the run made the model, as the second half of a sentence."""
+    run: str | None = None
+    """The run that measured it, in a comparison of runs."""
 
 
 class Training(SchemaPart):
