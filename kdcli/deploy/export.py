@@ -449,7 +449,7 @@ def _write_onnx(
             value.shape = value.type = None
         program.save(
             file,
-            external_data=sum(p.numel() * p.element_size() for p in model.parameters()) > 1 << 31,
+            external_data=model.get_memory_footprint(return_buffers=False) > 1 << 31,
         )
     return inputs, outputs
 

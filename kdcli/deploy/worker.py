@@ -126,7 +126,7 @@ def _load(
             with torch.inference_mode():
                 outputs = model(**{k: v.to(device) for k, v in sample.items()})
             references[source] = outputs.last_hidden_state.float().cpu().numpy()
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        weights = model.get_memory_footprint(return_buffers=False)
         began = time.perf_counter()
         try:
             loaded_runner = runner(

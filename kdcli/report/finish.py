@@ -449,14 +449,9 @@ def _stored(account: RowAccount) -> RowAccount:
 
 
 def _without_folder(left_out: LeftOut) -> LeftOut:
-    """Return a count whose first place has no directory of this machine."""
-    return replace(left_out, first=_short_place(left_out.first))
-
-
-def _short_place(place: str) -> str:
-    """Shorten the file of a place such as `data/rows.csv:3`."""
-    file, colon, line = place.rpartition(":")
-    return f"{short(file)}{colon}{line}" if colon else place
+    """Return a count whose first place, such as `data/rows.csv:3`, has no directory."""
+    file, colon, line = left_out.first.rpartition(":")
+    return replace(left_out, first=f"{short(file)}:{line}") if colon else left_out
 
 
 def _data_versions(recipe: Mapping[str, object]) -> dict[str, str]:

@@ -54,7 +54,7 @@ from kdcli.report.text import (
     with_data_names,
 )
 from kdcli.report.titles import step_title
-from kdcli.types import NAMED_BY, LabelAccount
+from kdcli.types import NAMED_BY
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
@@ -486,20 +486,20 @@ def accounts_section(report: Report) -> ReportSection:
 def _classes(report: Report) -> ReportSection:
     """Return the table of the classes of each task."""
     by_task = {
-        set_name(one.task, one.set): _row_of_classes(one.classes)
+        set_name(one.task, one.set): one.classes
         for one in report.evaluations
         if one.classes is not None
     }
-    rows = [{"task": task} | row for task, row in by_task.items()]
+    rows = [
+        {
+            "task": task,
+            "classes": numbered_classes(classes.names),
+            "named by": NAMED_BY[classes.names_from],
+            "labels read by": MAPPED_BY[classes.mapping],
+        }
+        for task, classes in by_task.items()
+    ]
     return filled("Classes", rows, least=View.MARKDOWN)
-
-
-def _row_of_classes(classes: LabelAccount) -> dict[str, str]:
-    return {
-        "classes": numbered_classes(classes.names),
-        "named by": NAMED_BY[classes.names_from],
-        "labels read by": MAPPED_BY[classes.mapping],
-    }
 
 
 def _rows(account: RowAccount) -> list[dict[str, str]]:

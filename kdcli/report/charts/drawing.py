@@ -467,7 +467,13 @@ def heat_map(
     The scale reaches at least a fifth beyond `middle` on either side, so that noise looks like
     noise. `across` names the columns. A gap separates the last `apart` rows and columns.
     """
-    known = [share for row in cells for share in row if share is not None]
+    shares = [
+        (i, j, share)
+        for i, row in enumerate(cells)
+        for j, share in enumerate(row)
+        if share is not None
+    ]
+    known = [share for *_, share in shares]
     scale = Normalize(min([*known, 0.8 * middle]), max([*known, 1.2 * middle]))
     xs, ys = ([i + 0.25 * (i >= n - apart) for i in range(n)] for n in (len(columns), len(rows)))
     numbered = len(columns) <= MAX_NUMBERS
@@ -475,29 +481,18 @@ def heat_map(
         ROW * ys[-1] + (0.8 if across else 0.6) + (0.3 if not numbered else 0) - HEIGHT
     )
     axes.grid(False)
-    shares = [
-        (xs[j], ys[i], share)
-        for i, row in enumerate(cells)
-        for j, share in enumerate(row)
-        if share is not None
-    ]
-    patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
+    patches = [Rectangle((xs[j] - 0.48, ys[i] - 0.46), 0.96, 0.92) for i, j, _ in shares]
     drawn = PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0)
     axes.add_collection(drawn)
-    values = [
-        f"layer {rows[i]}, {columns[j]}: {percent(share, 2)} %"
-        for i, row in enumerate(cells)
-        for j, share in enumerate(row)
-        if share is not None
-    ]
+    values = [f"layer {rows[i]}, {columns[j]}: {percent(share, 2)} %" for i, j, share in shares]
     show_values(drawn, values)
     if numbered:
-        for x, y, share in shares:
+        for i, j, share in shares:
             # A narrow cell has room for three characters, and no cell for 100.0.
             whole = 100 * share >= (99.95 if len(columns) <= 12 else 9.95)
             axes.text(
-                x,
-                y,
+                xs[j],
+                ys[i],
                 percent(share, 0 if whole else 1),
                 ha="center",
                 va="center_baseline",

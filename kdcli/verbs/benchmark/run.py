@@ -240,7 +240,7 @@ def check_latency_gates(
     if gates.max_latency_ms is None and gates.min_speedup is None:
         return
     _, (cell, *_) = models_and_cells(recipe)
-    measured = [r for r in report.latency if (r.batch_size, r.seq_len) == cell]
+    measured = [r for r in report.latency if r.cell == cell]
     failed = [f for f in report.failures if (f.batch_size, f.seq_len) in (cell, (None, None))]
     baseline, *others = _subjects(recipe)
     rows = [r for r in measured if not others or not _is_of(r, baseline)]
@@ -468,11 +468,15 @@ def _protocol(
             )
         tokenizer = load_tokenizer(next((m for m in models if not is_shape(m)), "demo"))
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
-    rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
-        "padding": recipe.padding
-    }
-    rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS]}
-    return Protocol(device=str(device), cells=cells, **rest)
+    return Protocol(
+        str(device),
+        recipe.measure.min_runs,
+        recipe.measure.min_seconds,
+        cells,
+        padding=recipe.padding,
+        lengths=lengths,
+        texts=texts[:COMPARED_TEXTS],
+    )
 
 
 def _subjects(recipe: BenchmarkRecipe) -> list[Subject]:
@@ -538,7 +542,7 @@ def _measure(
 
 def _place(row: LatencyRow) -> tuple[str, str, str, int, int]:
     """Return what a row measures."""
-    return row.model, row.backend, row.dtype, row.batch_size, row.seq_len
+    return row.model, row.backend, row.dtype, *row.cell
 
 
 @dataclass
@@ -604,10 +608,8 @@ def _add_report(gathered: Gathered, run: str, report: Report) -> None:
     gathered.latency.rows += own.latency
     for task, by_model in own.quality.items():
         gathered.quality.setdefault(task, {}).update(by_model)
-    data = report.recipe.get("data")
-    source = data.get("source") if isinstance(data, dict) else None
     for e in report.evaluations:
-        words = f"{e.n:,} examples of {source or 'its own data'}, {e.split}"
+        words = f"{e.n:,} examples of {report.source or 'its own data'}, {e.split}"
         runs = gathered.evaluated_on.setdefault(set_name(e.task, e.set), {})
         runs[run] = e.rows_sha256 or words, words
 

@@ -1,9 +1,7 @@
 """Verify the best candidate, put it into best/, and write the report."""
 
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from kdcli.deploy.backends import kept_in
 from kdcli.deploy.latency import Latency
@@ -382,8 +380,17 @@ def ship(search: Search) -> RunResult:
         dataset=hub_data_set(str(recipe.task), source),
         first=search.steps.absolute(first.folder) if first else None,
     )
-    write = partial(_write, search, scores, verified, compression, notes)
-    return _replace_best(search, shipped, write)
+    steps, one = search.steps, search.candidates[chosen.name]
+    folders = steps.absolute(one.model), steps.absolute(one.folder)
+    # A stop waits for the report, so that best/ holds the model that the report names.
+    with stop_requests():
+        with atomic_dir(steps.folder / BEST) as aside:
+            fill_best(aside, folders, steps.options, shipped)
+            # A process that is killed from here on leaves no report, so the run is continued.
+            (steps.folder / REPORT_FILE).unlink(missing_ok=True)
+        result = _write(search, scores, verified, compression, notes)
+        steps.record.add(Answer())
+    return result
 
 
 def _compression(search: Search, outcome: Outcome) -> Compression:
@@ -391,6 +398,11 @@ def _compression(search: Search, outcome: Outcome) -> Compression:
     recipe, goal = search.recipe, search.goal
     scores, verified = outcome.scores, outcome.verified
     following = outcome.next_candidate()
+    unfinished = [
+        schema.Candidate(name=one.name, outcome=one.skipped)
+        for one in search.candidates.values()
+        if one.skipped
+    ]
     verification = schema.Verified(
         rows=verified.rows,
         teacher=verified.teacher.score,
@@ -416,7 +428,7 @@ def _compression(search: Search, outcome: Outcome) -> Compression:
         missed=outcome.miss(),
         sentence=_sentence(search, outcome),
         advice=_advice(search, outcome, following),
-        candidates=[*outcome.rows(), *skipped_rows(search)],
+        candidates=[*outcome.rows(), *unfinished],
         steps=step_reports(search),
         verification=verification,
     )
@@ -444,21 +456,6 @@ def _advice(search: Search, outcome: Outcome, following: ScoredModel | None) -> 
     return " ".join(sentences)
 
 
-def _replace_best(search: Search, shipped: Shipped, write: Callable[[], RunResult]) -> RunResult:
-    """Put the chosen model into best/ with its card, and write the report."""
-    steps, one = search.steps, search.candidates[shipped.name]
-    folders = steps.absolute(one.model), steps.absolute(one.folder)
-    # A stop waits for the report, so that best/ holds the model that the report names.
-    with stop_requests():
-        with atomic_dir(steps.folder / BEST) as aside:
-            fill_best(aside, folders, steps.options, shipped)
-            # A process that is killed from here on leaves no report, so the run is continued.
-            (steps.folder / REPORT_FILE).unlink(missing_ok=True)
-        result = write()
-        steps.record.add(Answer())
-        return result
-
-
 def verify_decisions(
     search: Search, scores: CandidateScores, chosen: ScoredModel
 ) -> tuple[Verification, list[str]]:
@@ -479,15 +476,6 @@ def verify_decisions(
         warn(warning)
         notes.append(warning)
     return replace(verified, report=report), [*notes, *report.notes]
-
-
-def skipped_rows(search: Search) -> list[schema.Candidate]:
-    """Return the rows of the report's table for the candidates that were not finished."""
-    return [
-        schema.Candidate(name=candidate.name, outcome=candidate.skipped)
-        for candidate in search.candidates.values()
-        if candidate.skipped
-    ]
 
 
 def step_reports(search: Search) -> list[schema.StepReport]:

@@ -13,12 +13,13 @@ from pathlib import Path
 import yaml
 
 from kdcli.deploy.untrained import UntrainedTimes
-from kdcli.disk import RECIPE_FILE
+from kdcli.disk import RECIPE_FILE, as_directory
 from kdcli.engine.run_dir import RunDir, flatten_recipe
 from kdcli.messages import WARNING, log
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
+from kdcli.models.shape import shape_of
 from kdcli.recipe.resolve import flatten
 from kdcli.report.finish import RunResult
 from kdcli.report.text import duration
@@ -65,10 +66,7 @@ class _Stopped:
 
 def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     """Train the shapes that can meet the goal, the best ones to the end, until one meets it."""
-    slow = too_slow(search.goal, shapes)
-    for shape, why in slow.items():
-        search.skip(shape, why)
-    alive = [shape for shape in shapes if shape not in slow]
+    alive = search.without(shapes, too_slow(search.goal, shapes))
     if not alive:
         return
     if len(alive) == 1 and search.recipe.budget is None:
@@ -103,6 +101,31 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             continue
         train_fully(search, one.shape, training(search, one.shape, cost.steps))
         search.score()
+
+
+def try_family(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
+    """Train all shapes at once, and export those that can meet the goal.
+
+    The students share their layers, and each of them is a candidate. The training does not depend
+    on the goal, so that another goal only exports and scores members. The largest member has the
+    teacher's shape, and is no candidate.
+    """
+    fast = search.without(shapes, too_slow(search.goal, shapes))
+    if not fast:
+        return
+    teacher = shape_of(load_config(search.teacher))
+    family = ",".join([teacher.short, *shapes])
+    whole = training(search, family, None)
+    step = whole if search.recipe.budget is None else paid_training(search, family)
+    if step is None or not all(search.side_by_side([partial(Search.finishes, step=step)])):
+        return
+    folder = search.steps.path(step)
+    tasks = [
+        partial(export_student, shape=shape, model=folder / as_directory(shape), parent=folder)
+        for shape in fast
+    ]
+    search.side_by_side(tasks)
+    search.score()
 
 
 def why_not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
@@ -228,8 +251,7 @@ def distilling(
     only fitted.
     """
     plan = search.recipe.plan.distill
-    default = {} if "recipe" in plan else distill_keys(search, shape)
-    merged = {**default, **(keys or {}), **dict(flatten(plan))}
+    merged = {**distill_keys(search, shape), **(keys or {}), **dict(flatten(plan))}
     if steps is not None:
         merged = {key: value for key, value in merged.items() if key != "train.epochs"}
         merged |= {"train.max_steps": steps, "train.eval_every": NEVER}
@@ -237,7 +259,9 @@ def distilling(
 
 
 def distill_keys(search: Search, shape: str) -> dict[str, object]:
-    """Return the keys of a distillation that the plan does not give."""
+    """Return the keys of a distillation that neither the plan nor its recipe gives."""
+    if "recipe" in search.recipe.plan.distill:
+        return {}
     config = load_config(search.teacher)
     keys = search.make.distill_defaults(shape, config.hidden_size, search.training_rows)
     if keys.get("method") == DISTILL["method"] and layout_for(config).causal:
@@ -388,10 +412,9 @@ def train_without_teacher(search: Search, shape: str) -> bool:
 
     Return False if it was not trained.
     """
-    plan = search.recipe.plan
-    default = {} if "recipe" in plan.distill else distill_keys(search, shape)
+    default, plan = distill_keys(search, shape), search.recipe.plan.distill
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
-    own = {key: value for key, value in plan.distill.items() if key != "loss"}
+    own = {key: value for key, value in plan.items() if key != "loss"}
     keys = {**schedule, **dict(flatten(own))}
     keys |= OUTPUTS_ALONE | {"kd.weight": 0.0}
     name = f"{shape}-undistilled"

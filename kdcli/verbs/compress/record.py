@@ -102,7 +102,7 @@ Line = Annotated[Attempt | Look | Scored | Question | Answer, Field(discriminato
 class Record:
     """The lines of a compression. Before its directory is claimed, they are only kept in memory."""
 
-    lines: list[Attempt | Look | Scored | Question | Answer] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     run: RunDir | None = None
 
     @classmethod
@@ -122,7 +122,7 @@ class Record:
                 "start anew with --overwrite",
             ) from None
 
-    def add(self, *lines: Attempt | Look | Scored | Question | Answer) -> None:
+    def add(self, *lines: Line) -> None:
         """Add lines."""
         for line in lines:
             self.lines.append(line)

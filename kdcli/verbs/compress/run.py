@@ -37,8 +37,7 @@ from kdcli.run.stages import stoppable
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.answer import ship
 from kdcli.verbs.compress.divide import PARTITION, divide_rows
-from kdcli.verbs.compress.family import try_family
-from kdcli.verbs.compress.halving import try_shapes
+from kdcli.verbs.compress.halving import try_family, try_shapes
 from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.question import (
     choose_folder,
@@ -345,10 +344,7 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
     """
     # The larger model of a cascade may be slower than the goal.
     slow = {} if search.goal.cascade else slow_backends(search.goal, untrained)
-    for backend in search.backends:
-        if why := slow.get(backend):
-            search.skip(backend, why)
-    fast = [name for name in search.backends if name not in slow]
+    fast = search.without(search.backends, slow)
     # If the fastest model is wanted, shapes are scored as well as backends.
     is_bounded = search.goal.is_bounded
     export_teacher(search, fast, now=is_bounded or search.recipe.budget is not None)

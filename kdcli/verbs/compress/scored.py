@@ -260,7 +260,7 @@ def _largest_batch(report: Report) -> dict[str, LatencyRow]:
     """Return the measurements in the largest cell that was measured of every model, by model."""
     by_cell: dict[tuple[int, int], dict[str, LatencyRow]] = {}
     for row in report.latency:
-        by_cell.setdefault((row.batch_size, row.seq_len), {})[row.model] = row
+        by_cell.setdefault(row.cell, {})[row.model] = row
     complete = [cell for cell, rows in by_cell.items() if rows.keys() >= report.cards.keys()]
     return by_cell[max(complete)] if complete else {}
 

@@ -224,6 +224,13 @@ class Search:
         log(f"{name} is skipped: {why}")
         self.candidates[name] = Candidate(name, skipped=why)
 
+    def without(self, names: Iterable[str], whys: Mapping[str, str]) -> list[str]:
+        """Skip the candidates for which there is a reason, and return the others."""
+        for name in names:
+            if name in whys:
+                self.skip(name, whys[name])
+        return [name for name in names if name not in whys]
+
     def finishes(self, step: Step) -> bool:
         """Run a step. If it fails or has no time, skip its candidate and return False."""
         if why := self.steps.run(step):

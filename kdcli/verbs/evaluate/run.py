@@ -382,6 +382,7 @@ def _under_mask(
             labels.
     """
     base = recipe.models[0]
+    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
     if file.suffix == PUBLISHED:
         mask, encoder = published_mask(
             file, base, task, kind=recipe.head.kind or "mlm", words=recipe.head.words
@@ -389,7 +390,6 @@ def _under_mask(
         apply_masks(encoder, mask.masks)
         model = with_head(encoder, mask.info, mask.head, str(file))
         note = f"taken for {describe_head(mask.info)}"
-        tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
         return Model(model.eval(), tokenizer, str(file), note, mask.info.max_length)
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
@@ -399,15 +399,8 @@ def _under_mask(
             f"{', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
-    model = load_network(base, file)
-    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
-    return Model(
-        model,
-        tokenizer,
-        str(file),
-        f"{base} under a mask, with the head of the mask",
-        info.max_length,
-    )
+    note = f"{base} under a mask, with the head of the mask"
+    return Model(load_network(base, file), tokenizer, str(file), note, info.max_length)
 
 
 def _report(

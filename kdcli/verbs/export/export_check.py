@@ -339,10 +339,10 @@ class ExportCheck:
 
     def training_rows(self, count: int) -> TrainingRows:
         """Return at most this many rows on which integers are trained."""
-        return TrainingRows(chosen_rows(self.texts, count), self._short_batch)
-
-    def _short_batch(self, rows: Sequence[TextRow]) -> Batch:
-        return next(self._padded(rows, sum(map(len, rows)), MAX_TEXT_TOKENS))
+        return TrainingRows(
+            chosen_rows(self.texts, count),
+            lambda rows: next(self._padded(rows, sum(map(len, rows)), MAX_TEXT_TOKENS)),
+        )
 
     def batches(self) -> list[Batch]:
         """Return the rows for calibration and the texts that are compared, in padded batches."""

@@ -4,7 +4,6 @@ The products whose rounding causes the largest errors stay in float32.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import nn
 
@@ -32,7 +31,7 @@ from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch
-from kdcli.verbs.export.export_check import CheckTexts, TrainingRows
+from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 
 QUANTISED = ("int8", PACKED, "q4")
@@ -41,32 +40,9 @@ MEASURED_BATCHES = 4
 """Number of batches of texts on which the error of each product is measured."""
 
 
-class FileCheck(Protocol):
-    """Compares a file with torch, and provides rows for calibration, which it does not compare."""
-
-    @property
-    def texts(self) -> CheckTexts:
-        """The texts to compare, and those for calibration."""
-
-    def compare(self, file: ModelFile) -> FileComparison:
-        """Compare a file with torch."""
-
-    def too_far(self, comparison: FileComparison) -> str | None:
-        """Return why a file may not be used, whatever it scores; None if it may."""
-
-    def calibration(self) -> Sequence[Batch]:
-        """Return texts on which integers are chosen and the error of each product is measured."""
-
-    def training_rows(self, count: int) -> TrainingRows:
-        """Return at most this many rows on which integers are trained."""
-
-    def batches(self) -> Sequence[Batch]:
-        """Return the texts for calibration and the texts that are compared."""
-
-
 def write_gated(
     graph: Recorded,
-    check: FileCheck,
+    check: ExportCheck,
     max_drop: float | None,
     *,
     exact: bool = False,
@@ -103,7 +79,7 @@ class _Search:
     def __init__(
         self,
         graph: Recorded,
-        check: FileCheck,
+        check: ExportCheck,
         max_drop: float | None,
         *,
         exact: bool,

@@ -65,7 +65,7 @@ from kdcli.verbs.export.export_check import (
     with_calibration,
 )
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
-from kdcli.verbs.export.gate import FileCheck, write_gated
+from kdcli.verbs.export.gate import write_gated
 from kdcli.verbs.export.readme import (
     CONFIG_KEY,
     TYPED_TOKENIZERS,
@@ -324,7 +324,7 @@ class _Loaded:
     tokenizer: PreTrainedTokenizerBase
     kind: str | None
     notes: list[str]
-    check: FileCheck
+    check: ExportCheck
     format: EmbeddingFormat | None = None
     max_length: int | None = None
 
@@ -433,8 +433,8 @@ def _open_texts(
         if not rows.of_run:
             raise
         log(f"the data of the run in {source} are not used: {error.message}")
-        rows = replace(rows, data=NO_DATA, task=None)
-        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer, by_head=by_head)
+        rows = replace(rows, data=NO_DATA, task=None, of_run=False)
+        return _open_texts(rows, source, pooling, tokenizer, by_head=by_head)
     if rows.most_trained:
         check_can_train(texts, rows.most_trained)
     return texts, workload
