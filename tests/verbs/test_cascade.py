@@ -298,7 +298,8 @@ def test_a_bound_that_too_few_rows_can_show_is_a_missed_goal(compressed):
         r"There is no cascade: none keeps --max-drop 0\.1: as far as 150 selection rows tell, up "
         r"to \S+ % of the answers of 1x32-onnx\+onnx may change\. At the same rate of changes, "
         r"about 2,995 selection rows would be enough: give more rows, or raise "
-        r"data\.selection_rows if they come from the training rows, with --overwrite or another -o\."
+        r"data\.selection_rows if they come from the training rows, with --overwrite or another "
+        r"-o\."
     )
     assert re.search(why, missed.value.hint)
     # A candidate that meets the goal alone does not change why.
