@@ -390,8 +390,14 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     if local and (digest := folder_hash(local)) is not None:
         HASHES[source] = digest
     documents, queries = _by_id(corpus), _by_id(asked)
-    relevance, absent = _grades(qrels, queries, documents)
+    relevance, absent, unasked = _grades(qrels, queries, documents)
     used = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
+    if not used and unasked:
+        raise UsageError(
+            f"{base_name(asked[0])} has no query with a relevant document in {qrels[0]}; it lacks, "
+            f"for example, {unasked[0]}",
+            "give the queries and the relevances of one data set",
+        )
     if not used:
         raise UsageError(f"{qrels[0]} has no query with a relevant document")
     if (blank := next((query for query, text in used.items() if not text), None)) is not None:
@@ -410,14 +416,19 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     if unused := [query for query in queries if query not in used]:
         of_queries.leave_out("without a relevant document", f"query {unused[0]}", len(unused))
     ACCOUNTS.close(of_queries, len(used))
-    note = ""
+    notes = []
     if absent:
-        note = (
+        notes.append(
             f"{len(absent):,} relevant documents are not in the corpus and count as not found, the "
             f"first in {absent[0]}"
         )
-        log_fact(note)
-    return Retrieval(documents, used, relevance, chosen, note)
+    if unasked:
+        notes.append(
+            f"judged queries that {base_name(asked[0])} lacks, which are left out: "
+            f"{len(unasked):,}, the first in {unasked[0]}"
+        )
+    log_fact(*notes)
+    return Retrieval(documents, used, relevance, chosen, "; ".join(notes))
 
 
 def _relevances_of(source: str, split: str | None) -> tuple[str, list[File]]:
@@ -443,16 +454,18 @@ def _relevances_of(source: str, split: str | None) -> tuple[str, list[File]]:
 
 def _grades(
     qrels: Sequence[File], queries: Mapping[str, str], documents: Mapping[str, str]
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Return the grade of each document by query, and where the corpus lacks a relevant one."""
+) -> tuple[dict[str, dict[str, float]], list[str], list[str]]:
+    """Return the grade of each document by query, and the places of unknown names.
+
+    These are where the corpus lacks a relevant document, and where a query is missing.
+    """
     relevance: dict[str, dict[str, float]] = {}
     absent: list[str] = []
+    unasked: dict[str, str] = {}
     for where, query, document, grade in itertools.chain.from_iterable(map(_judgements, qrels)):
         if query not in queries:
-            raise UsageError(
-                f"{where} refers to query {query}, which does not exist",
-                "add it, or remove the line",
-            )
+            unasked.setdefault(query, f"{where}, query {query}")
+            continue
         if grade > 0 and document not in documents:
             absent.append(f"{where}, document {document}")
         if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
@@ -461,7 +474,7 @@ def _grades(
                 f"{query}",
                 "keep one of the lines",
             )
-    return relevance, absent
+    return relevance, absent, list(unasked.values())
 
 
 def retrieval_scores(

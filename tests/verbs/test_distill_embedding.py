@@ -332,7 +332,6 @@ def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("qrels/test.tsv", "none\td1\t1", "refers to query none, which does not exist"),
         ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
         ("qrels/test.tsv", "q1\td1\t0", "gives document d1 a second, different relevance"),
         ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),

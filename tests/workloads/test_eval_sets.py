@@ -102,28 +102,33 @@ def test_searches_cut_texts_at_data_max_length(model, tmp_path, session):
     assert metrics(model, None) != metrics(model, 16)
 
 
-def test_a_relevant_document_that_the_corpus_lacks_counts_as_not_found(model, tmp_path, session):
-    """As in BEIR, whose ArguAna has such judgements."""
+def test_judgements_of_unknown_documents_and_queries(model, tmp_path, session):
+    """As in BEIR, whose ArguAna has such documents. A query without a text is not searched."""
     folder = tmp_path / "search"
     write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": f"w{n} w2"} for n in range(9)])
     write(folder / "queries.jsonl", [{"_id": "d1", "text": "w1 w2"}, {"_id": "q", "text": "w1 w2"}])
     qrels = folder / "qrels.tsv"
-    qrels.write_text("q\td1\t1\nq\tlost\t1\nq\tother\t0\nd1\tgone\t1\n")
+    qrels.write_text("q\td1\t1\nq\tlost\t1\nq\tother\t0\nd1\tgone\t1\nz\td1\t1\nz\td2\t1\n")
     data = LabelledSettings(source=str(folder))
     workload = open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
     assert workload.notes == [
         "2 queries, 9 documents",
         "2 relevant documents are not in the corpus and count as not found, the first in "
-        f"{qrels}:2, document lost",
+        f"{qrels}:2, document lost; judged queries that queries.jsonl lacks, which are left out: "
+        f"1, the first in {qrels}:5, query z",
     ]
     metrics = workload.score(Embedder.open(str(model))).evaluations[0].metrics
     # The first query's best document is the identical text, and the second query finds nothing.
     ndcg = 1 / (1 + 1 / np.log2(3))
     wanted = {"ndcg@10": ndcg / 2, "mrr@10": 0.5, "recall@10": 0.25, "recall@100": 0.25}
     assert metrics == pytest.approx(wanted)
-    qrels.write_text("q\tlost\t1\n")
-    with pytest.raises(UsageError, match="the corpus has none of the documents in"):
-        open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
+    for line, message in {
+        "q\tlost\t1": "the corpus has none of the documents in",
+        "z\td1\t1": "queries.jsonl has no query with a relevant document in .* lacks, for example",
+    }.items():
+        qrels.write_text(line)
+        with pytest.raises(UsageError, match=message):
+            open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
 
 
 def test_each_of_several_tasks_has_its_folder(pairs, session):
