@@ -514,6 +514,7 @@ def test_a_shell_completes_tasks_recipes_and_shapes(line, offered):
 
 
 WRONG_NAMES = {
+    "completion": (2, "kdcli --install-completion sets it up for this shell"),
     "finetune demo --task best": (2, "unknown task 'best'"),
     "finetune demo --task sst22": (2, "unknown task 'sst22'; did you mean 'sst2'?"),
     "distill demo --to 2x64 --method minlm": (2, "unknown method 'minlm'"),

@@ -51,7 +51,7 @@ Exit codes
   6    A measurement was too unstable, or a part of the cache could not be deleted.
   75   The run was stopped and has a checkpoint: run the same command with --resume.
   130  Interrupted before any checkpoint, or by Ctrl-C while scoring, which --resume continues.
-  143  Ended by SIGTERM while scoring, which --resume continues, or while exporting.
+  143  Ended by SIGTERM while exporting, or while scoring, which --resume continues.
 """,
 }
 """Topic -> its text."""

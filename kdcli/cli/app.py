@@ -113,9 +113,8 @@ def _of_usage(error: Any) -> UsageError:
         verbs = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
     command = f"kdcli{verbs}"
     option = getattr(error, "option_name", "")
-    # An unknown command is only named in the message.
-    quoted = re.search(r"'([^']*)'", message)
-    instead = INSTEAD.get((command, option or (quoted[1] if quoted else "")))
+    unknown = re.match(r"No such command '(.*)'", message)
+    instead = INSTEAD.get((command, unknown[1] if unknown else option))
     if (own := OTHER_NAMES.get(option.replace("_", "-"))) is not None:
         instead = f"its name here is {own}, in the commands that train"
     hint = instead or f"{command} --help lists what the command takes"

@@ -85,7 +85,7 @@ class Option:
         self.show_default, self.rare = show_default, rare
 
     def of(self, verb: str, description: str) -> "Option":
-        """Return this option as one verb has it, with its own description."""
+        """Return a copy of this option for one verb, with its own description."""
         own = copy.copy(self)
         own.verb, own.description = verb, description
         return own

@@ -120,7 +120,7 @@ def resolve(
     origins: dict[str, str] = {}
 
     def put(key: str, value: object, origin: str) -> None:
-        if value == {} and _names_in(key, leaf_keys(model)):
+        if value == {} and key and _names_in(key, leaf_keys(model)):
             return
         key = _current_key(model, key)
         _check_key(model, key, origin)
@@ -614,15 +614,15 @@ def _check_names(key: str, value: object, origin: str) -> None:
 
 
 def suggestion(problem: ErrorDetails) -> str:
-    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, the nearest word, or a
-    list of the only value.
+    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, the nearest word, or how a
+    list of one text is written.
 
     The result may be empty. A number below 2 is more likely a share above 1 than a percentage.
     """
     limits, value = problem.get("ctx", {}), problem["input"]
     if problem["type"] == "literal_error":
         return did_you_mean(str(value), re.findall(r"'(.*?)'", limits["expected"]))
-    if problem["type"] == "list_type" and isinstance(value, str | float):
+    if problem["type"] == "list_type" and isinstance(value, str):
         return f"; a list of one is [{value}]"
     is_share = 1 in (limits.get("lt"), limits.get("le"))
     if not is_share or not isinstance(value, int | float) or not 2 <= value < 100:

@@ -292,7 +292,7 @@ class RunOptions:
             verb: The verb.
             folder: The directory of the run.
             changes: Option -> its new value.
-            more: Flags that are added; none for a finished run, which is asked again.
+            more: Flags to add; () for a finished run, which needs no --resume.
         """
         changes = changes or {}
         words = self._words(verb, {**changes, **({} if self.output_dir else {"-o": str(folder)})})
@@ -356,11 +356,6 @@ class CommandOptions:
         False
     )
     """Also print the libraries' messages."""
-
-
-def as_list(value: object) -> object:
-    """Return a single text as a list of one text."""
-    return [value] if isinstance(value, str) else value
 
 
 def _with_option(words: list[str], option: str, value: str) -> list[str]:

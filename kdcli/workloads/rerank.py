@@ -318,17 +318,28 @@ class RerankWorkload(Workload[Model]):
                 "rerank",
             )
 
+    def require_labels(self) -> None:
+        self._check_targets()
+        if self.needs_reference:
+            raise UsageError(
+                f"the lists of the {self.split} split have no labels, which score the model",
+                "add labels to them, or use distill, whose teacher can rank them",
+            )
+
+    def _check_targets(self) -> None:
+        if not self.scored and not self.has_labels:
+            raise UsageError(
+                "the training passages have neither labels nor scores",
+                "the ranking is learned from labels or scores, so add one of them",
+            )
+
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """Build the job that trains a model on the labels and, if the data has them, on scores.
 
         Raises:
             UsageError: The training lists have neither labels nor scores.
         """
-        if not self.scored and not self.has_labels:
-            raise UsageError(
-                "the training passages have neither labels nor scores",
-                "the ranking is learned from labels or scores, so add one of them",
-            )
+        self._check_targets()
         if not self.scored and self.settings.loss == "margin-mse":
             raise UsageError(
                 "workload.loss margin-mse needs a score for each passage, and some have none",

@@ -78,6 +78,8 @@ def test_a_training_that_raises_the_loss_is_no_success():
     )
     teacher, student = (values["models"][name]["card"] for name in ("teacher", "3x384"))
     student["params_total"] = teacher["params_total"]
+    assert "raised" in sentences(made(values))
+    values["recipe"] |= {"student": {"to": ["12x768,3x384"]}}
     assert "raised" not in sentences(made(values)), "it started as the teacher"
 
 

@@ -295,7 +295,7 @@ def test_a_bound_that_too_few_rows_can_show_is_a_missed_goal(compressed):
         compress(goal__max_drop=0.1, goal__speedup=2.0)
     assert "(no cascade): " in missed.value.message
     why = (
-        r"There is no cascade: none keeps --max-drop 0\.1: as far as 150 selection rows tell, up "
+        r"There is no cascade: none keeps --max-drop 0\.1: on 150 selection rows, up "
         r"to \S+ % of the answers of 1x32-onnx\+onnx may change\. At the same rate of changes, "
         r"about 2,995 selection rows would be enough: give more rows, or raise "
         r"data\.selection_rows if they come from the training rows, with --overwrite or another "
@@ -325,7 +325,7 @@ def test_a_larger_model_that_changes_too_many_answers_is_no_end(tmp_path):
     found, why = find(scores, tmp_path)
     assert not found
     assert why.endswith(
-        "as far as 1,000 selection rows tell, up to 2.89 % of the answers of "
+        "on 1,000 selection rows, up to 2.89 % of the answers of "
         "1x32-onnx-int8+onnx-int8 may change. More selection rows do not help, because the rate of "
         "changes itself is not below the goal. Add onnx to plan.backends: in float32, the model "
         "itself loses nothing."

@@ -225,6 +225,27 @@ def test_scores_come_from_the_data(data, teacher, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("evaluated", ["labels", "scores"])
+def test_a_ranking_is_fine_tuned_on_scores_and_scored_on_labels(data, tmp_path, evaluated):
+    values = {"labels": [1, 0, 0], "scores": [2.0, 0.5, -1.0]}
+
+    def rows(count, key):
+        lists = [(r["query"], [r["positive"], *r["negative"]]) for r in listed(count)]
+        return [{"query": q, "passages": p, key: values[key][: len(p)]} for q, p in lists]
+
+    write(data / "train.jsonl", rows(40, "scores"))
+    write(data / "validation.jsonl", rows(10, evaluated))
+    encoder = own_files.encoder(tmp_path / "start", type_vocab_size=2)
+    given = ["finetune", encoder, "--task", "rerank", "--data", data, *QUICK]
+    if evaluated == "scores":
+        assert "have no labels, which score the model" in refused(tmp_path, *given)
+        return
+    succeeds(*given, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert "trained on scores in the data" in report.notes
+    assert {(e.reference, e.n) for e in report.evaluations} == {("labels", 10)}
+
+
 @pytest.mark.parametrize("verb", ["distill", "prune"])
 def test_labels_of_the_validation_split_alone_score_the_models(teacher, data, tmp_path, verb):
     rows = [

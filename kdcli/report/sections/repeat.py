@@ -11,7 +11,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 
 PRICE = "--price-per-hour"
-LEFT_OUT = "# Directories of local files and access keys in addresses are left out: give your own."
+LEFT_OUT = "# Without directories of local files and access keys in addresses: give your own."
 
 
 def repeat_command(verb: str, command_line: str | None, *, public: bool = False) -> str:

@@ -5,6 +5,7 @@ A model card states the result of its model in its first sentence.
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
 from kdcli.listing import joined
+from kdcli.models.grammar import is_family
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.overview import (
@@ -181,14 +182,18 @@ def _quality(report: Report, name: str) -> list[str]:
 def _raised_losses(report: Report) -> list[str]:
     """Name the students whose held-out loss rose during training.
 
-    A student of the teacher's size starts as the teacher, so its loss can only rise.
+    The largest member of a family starts as the teacher, so its loss can only rise.
     """
     losses, cards = report.quality.get(HELD_OUT_LOSS, {}), report.cards
-    whole = next(iter(cards.values())).params_total
+    teacher_params = next(iter(cards.values())).params_total
+    student = report.recipe.get("student")
+    # Of two models that are trained together, it is the name of the second.
+    settings = student if isinstance(student, dict) else {}
+    is_copied = is_family(settings.get("to") or []) and settings.get("init") != "random"
     raised = []
     for start in report.with_role("untrained"):
         name = start.of or ""
-        if name in cards and cards[name].params_total == whole:
+        if is_copied and name in cards and cards[name].params_total == teacher_params:
             continue
         before, after = (losses.get(model, {}).get("loss") for model in (start.name, name))
         # Rounded values differ, so it is no rounding error.

@@ -228,8 +228,8 @@ class Outcome:
 
         `model` is the name of the compressed model, the teacher.
         """
-        reference = f"The teacher is {model}, and its answers are the reference."
-        reference = "" if self.has_labels else reference
+        teacher = f"The teacher is {model}, and its answers are the reference."
+        reference = "" if self.has_labels else teacher
         missed = f"It misses the goal: {'; '.join(self.missed.values())}." if self.missed else ""
         cascade = self._describe_cascade()
         apart = self._selection_loss().strip()
@@ -352,13 +352,11 @@ def ship(search: Search) -> RunResult:
         has_steps=bool(recipe.steps),
     )
     compression = _compression(search, outcome)
-    held = "the chosen model"
-    if missed and compression.next_candidate is None:
-        held = "the candidate nearest to the goal"
-    elif missed:
-        held += f", which misses the goal; {compression.next_candidate} may meet it"
+    following = compression.next_candidate
+    held = "the candidate nearest to the goal" if missed and not following else "the chosen model"
+    after = f". It misses the goal; {following} may meet it" if following else ""
     notes = [
-        f"{BEST}/ holds {held}, and its README.md says how to run it",
+        f"{BEST}/ holds {held}, and its README.md says how to run it{after}",
         *search.notes,
         *verification_notes,
         *notes_on_search(search, scores, verified),

@@ -167,8 +167,7 @@ def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
         lost = f"the rankings of {name} may score up to {limit / POINT:.2f} points less"
     needed = rows_needed(losses_N, max_risk, error)
     whys = [
-        f"none keeps --max-drop {goal.max_drop:g}: as far as {len(losses_N):,} selection rows "
-        f"tell, {lost}.",
+        f"none keeps --max-drop {goal.max_drop:g}: on {len(losses_N):,} selection rows, {lost}.",
         describe_needed(needed, loss_name(ranks=ranks), SELECTION),
     ]
     if FORMAT not in answers:

@@ -1,12 +1,12 @@
 """The scores of the candidates and the teacher on held-out rows, and the choice among them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from kdcli.deploy.measurements import LatencyRow, Speedup
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.errors import MachineError
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
@@ -108,6 +108,8 @@ class CandidateScores:
         Raises:
             MachineError: The latency of a model is missing.
         """
+        latency = with_smallest_bounds(report.latency)
+        report = report.model_copy(update={"latency": latency})
         rows, largest = latency_rows(report), _largest_batch(report)
 
         def timed(one: ScoredModel) -> ScoredModel:
@@ -117,7 +119,7 @@ class CandidateScores:
             return replace(
                 one,
                 ms=row.stated_ms,
-                speedup=_least(row.speedup, report, one.name),
+                speedup=row.speedup,
                 unstable=row.unstable,
                 throughput=Throughput.of(largest[one.name], price_per_hour) if largest else None,
                 costs={name: value for name, value in costs.items() if value is not None},
@@ -292,15 +294,23 @@ def deployed_bytes(source: str, weights: int) -> int:
     return weights + sum(file.stat().st_size for file in files if file is not None)
 
 
-def _least(ratio: Speedup | None, report: Report, name: str) -> Speedup | None:
-    """Return a speed-up whose bound, if it is unstable, is the least of the model's cells.
+def with_smallest_bounds(rows: Sequence[LatencyRow]) -> list[LatencyRow]:
+    """Return rows whose unstable speed-ups have the smallest bound of the model's unstable cells.
 
-    Other work can slow every run of the teacher in one cell, which makes its bound too large.
+    Other work can slow every run of the teacher in one cell, which makes the bound there too large.
+    Another cell does not make a speed-up inconclusive.
     """
-    if ratio is None or not ratio.unstable:
-        return ratio
-    lows = [row.speedup.low for row in report.latency if row.model == name and row.speedup]
-    return ratio.model_copy(update={"low": min(lows)})
+
+    def bounded(row: LatencyRow) -> LatencyRow:
+        ratio = row.speedup
+        if ratio is None or not ratio.unstable:
+            return row
+        others = [one.speedup for one in rows if one.model == row.model]
+        smallest = min(one.low for one in others if one is not None and one.unstable)
+        low = max(smallest, min(ratio.low, 1.0))
+        return row.model_copy(update={"speedup": ratio.model_copy(update={"low": low})})
+
+    return list(map(bounded, rows))
 
 
 def latency_rows(report: Report) -> dict[str, LatencyRow]:

@@ -25,7 +25,6 @@ from kdcli.recipe.sections import (
     RecipeValues,
     Section,
     Seed,
-    as_list,
 )
 from kdcli.verbs.compress.limits import LIMITS, GoalSettings, option_of
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
@@ -71,6 +70,11 @@ def check_runs_exports(backend: str) -> str:
     return backend
 
 
+def listed_shapes(shapes: object) -> object:
+    """Return shapes in one text, such as `3x384,2x384`, as a list."""
+    return shapes.split(",") if isinstance(shapes, str) else shapes
+
+
 class PlanSettings(Section):
     """`plan:`, the candidates of a recipe without steps."""
 
@@ -81,9 +85,11 @@ class PlanSettings(Section):
     pack_steps: int = Field(0, ge=0)
     """Number of steps for which the integers of onnx-int8-packed are trained, as with the option
     --steps of export."""
-    shapes: Annotated[list[str] | None, BeforeValidator(as_list)] = None
-    """Student shapes that are tried, or a single goal such as 2x or 5ms on the fastest backend
-    (default: shapes derived from the model; [] tries none)."""
+    shapes: Annotated[list[str] | None, BeforeValidator(listed_shapes)] = Field(
+        default_factory=list
+    )
+    """Student shapes that are tried, or a single goal such as 2x or 5ms on the fastest backend;
+    none means shapes derived from the model, and null tries no shape."""
     family: bool = False
     """Whether the shapes share their layers and one training, for any goal."""
     finetune: RecipeValues = Field(default_factory=dict)
@@ -253,19 +259,21 @@ def _check_goal(recipe: CompressRecipe) -> None:
     # This import loads numpy, and help imports this module.
     from kdcli.models.grammar import goal_of, is_static_shape, match_shape
 
-    shapes = recipe.plan.shapes
-    is_goal = goal_of(shapes or []) is not None
-    for shape in [] if is_goal else shapes or []:
-        if not is_static_shape(shape):
+    shapes = recipe.plan.shapes or []
+    is_goal = goal_of(shapes) is not None
+    for shape in shapes:
+        if not is_goal and not is_static_shape(shape):
             match_shape(shape)
-    is_single = bool(recipe.steps) or is_goal
-    if recipe.plan.family and (is_single or shapes == []):
-        given = f"plan.shapes={shapes[0] if shapes else '[]'}"
-        one = "a recipe with steps" if recipe.steps else given
-        has = "one candidate" if is_single else "none"
+    if recipe.plan.family and (recipe.steps or is_goal):
+        one = "a recipe with steps" if recipe.steps else f"plan.shapes={shapes[0]}"
         raise UsageError(
-            f"plan.family trains several shapes at once, and {one} has {has}",
+            f"plan.family trains several shapes at once, and {one} has one candidate",
             "remove one of them",
+        )
+    if recipe.plan.family and recipe.plan.shapes is None:
+        raise UsageError(
+            "plan.family trains several shapes at once, and plan.shapes=null has none",
+            "name shapes, or remove one of them",
         )
     if recipe.steps and recipe.budget is not None:
         raise UsageError(

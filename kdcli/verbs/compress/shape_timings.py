@@ -349,7 +349,7 @@ def _comparison(search: Search, partition: Partition, loaded: Model) -> Comparis
 
 
 def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
-    """Return the shapes in `plan.shapes`, or the default shapes, the largest first.
+    """Return the shapes in `plan.shapes`, or the default shapes, the largest first; none for null.
 
     The default shapes have two thirds, half and a third of the teacher's layers, and half and a
     third of the layers at half the width. A model whose layers are unknown has none.
@@ -360,7 +360,9 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
     teacher, config = loaded.shape, loaded.model.config
     layers, width = teacher.layers, teacher.hidden
     given = search.recipe.plan.shapes
-    if given is not None:
+    if given is None:
+        return []
+    if given:
         static_width = None
         if search.make.allows_static(search.kind):
             fmt = read_format(model)

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.methods import known_method, method_names
 from kdcli.recipe.options import OF_OPTIONS, ON_TASK, Option
-from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section, as_list
+from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.settings import (
     SHAPE,
@@ -111,6 +111,11 @@ def widest(shapes: Sequence[str]) -> int:
 
     single = [one for text in shapes for one in text.split(",") if not is_static_shape(one)]
     return max(int(match_shape(one)[2]) for one in single)
+
+
+def as_list(shapes: object) -> object:
+    """Return a single shape as a list of one shape."""
+    return [shapes] if isinstance(shapes, str) else shapes
 
 
 class StudentSettings(ShapeSettings):
