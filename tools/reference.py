@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from kdcli.cli import app
+from kdcli.cli import FIRST, app
 from kdcli.cli.parameters import Parameter, help_sentence
 from kdcli.cli.verb import Verb, VerbCommand
 from kdcli.recipe.options import Setting, settings_of
@@ -53,10 +53,13 @@ def reference() -> dict[str, str]:
 def all_verbs() -> Iterable[tuple[str, Verb]]:
     """Yield the name and declaration of each verb, in the order of `kdcli --help`.
 
-    Commands of a group, such as `mask apply`, are verbs of their own.
+    Commands of a group, such as `mask apply`, are verbs of their own. A process that imported one
+    verb before the application has another order.
     """
     commands: dict[str, object] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for name, command in commands.items():
+    places = {verb: place for place, verb in enumerate(FIRST)}
+    for name in sorted(commands, key=lambda verb: (places.get(verb, len(places)), verb)):
+        command = commands[name]
         for inner, each in getattr(command, "commands", {"": command}).items():
             if isinstance(each, VerbCommand):
                 yield f"{name} {inner}".strip(), each.verb
