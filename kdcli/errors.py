@@ -265,5 +265,10 @@ def did_you_mean(name: str, allowed: Iterable[str], prefix: str = "") -> str:
 
     `prefix` comes before the name, such as the section of a key.
     """
-    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean '{prefix}{near[0]}'?" if near else ""
+    near = closest(name, allowed)
+    return f"; did you mean '{prefix}{near}'?" if near else ""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str:
+    """Return the allowed name that is most like another; an empty string if none is."""
+    return next(iter(difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)), "")

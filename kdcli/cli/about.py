@@ -50,8 +50,7 @@ Exit codes
   5    A limit was missed: the goal of compress, a bound of evaluate, benchmark or export.
   6    A measurement was too unstable, or a part of the cache could not be deleted.
   75   The run was stopped and has a checkpoint: run the same command with --resume.
-  130  Interrupted before any checkpoint, or by Ctrl-C while scoring, which --resume continues.
-  143  Ended by SIGTERM while exporting, or while scoring, which --resume continues.
+  130  Interrupted before any checkpoint, or while exporting or scoring; --resume scores the rest.
 """,
 }
 """Topic -> its text."""

@@ -102,12 +102,19 @@ def ends_at_once() -> Iterator[None]:
     """Let a second signal end this process, which runs nothing but a command.
 
     A process that calls kdcli as a library, such as a notebook's, would lose what it has in memory.
+
+    The first SIGTERM is Ctrl-C, so that a staged directory is deleted. A process of several keeps
+    the default, because Python would not run a handler while it waits for the others.
     """
     # The resource tracker removes what an ended process leaves, and would warn of it.
     sys.warnoptions.append(QUIET_TRACKER)
     token = _ends_at_once.set(True)
+    is_alone = not joined() and threading.current_thread() is threading.main_thread()
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            if is_alone:
+                stack.enter_context(handled_signals(signal.default_int_handler))
+            yield
     finally:
         _ends_at_once.reset(token)
         sys.warnoptions.remove(QUIET_TRACKER)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kdcli.disk import LOG_FILE, RECIPE_FILE, REPORT_FILE, holds_run, near_path, unprintable
-from kdcli.errors import UsageError, did_you_mean, in_words, key_of, reason, shortened
+from kdcli.errors import UsageError, closest, did_you_mean, in_words, key_of, reason, shortened
 from kdcli.messages import log_fact
 from kdcli.recipe.options import settings_of
 from kdcli.recipe.sections import RecipeValues, Section
@@ -563,6 +563,8 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
         # The first part of the key that no section has.
         wrong = key.removeprefix(below).split(".")[0]
         near = did_you_mean(wrong, names, prefix + below)
+    if not near and (like := closest(suffix, suffixes)):
+        near = f"; did you mean '{prefix}{suffixes[like]}'?"
     known = f"; keys of '{prefix}{section}'" if section else "; known keys and sections"
     hint = "" if near else f"{known}: {', '.join(names)}"
     raise UsageError(f"unknown key {_named(shortened(key, 80), origin)}{near}{hint}")

@@ -41,6 +41,15 @@ def test_a_request_inside_another_is_the_same_and_interrupts_nothing():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_sigterm_interrupts_a_command_of_one_process(monkeypatch):
+    with pytest.raises(KeyboardInterrupt), processes.ends_at_once():
+        sigterm()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with processes.ends_at_once():
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_outside_a_training_the_first_signal_interrupts():
     with processes.stop_requests(at_once=True) as request:
         with pytest.raises(KeyboardInterrupt):

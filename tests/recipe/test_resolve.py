@@ -408,6 +408,7 @@ class TestGridOptions:
             ),
             ("lr", "--grid lr=2e-5,3e-5,5e-5"),
             ("train.lrr=1", "unknown key 'train.lrr' (--grid); did you mean 'train.lr'?"),
+            ("lrr=1", "unknown key 'lrr' (--grid); did you mean 'train.lr'?"),
             ("train=1", "'train' (--grid) is a section: it must hold keys"),
         ],
     )

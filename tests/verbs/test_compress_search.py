@@ -115,6 +115,14 @@ def test_no_shape_or_a_single_one_may_be_named(given, shapes, made_of):
     assert ("1x32" in {name.partition("-")[0] for name in names}) == bool(shapes)
 
 
+def test_a_plan_without_shapes_is_not_told_to_train_them_longer(given):
+    plan = {"plan__shapes": None, "plan__prune": None}
+    with pytest.raises(GateError) as missed:
+        fakes().compress(**given | plan, goal__max_mb=0.24)
+    ways = "Loosen the goal, or try students (plan.shapes, which is null)."
+    assert missed.value.hint.endswith(ways)
+
+
 def test_a_mistyped_shape_is_refused_before_anything_is_read(given):
     with pytest.raises(UsageError, match="'2y64' is not a shape"):
         fakes().compress(**given | {"plan__shapes": "2y64", "data__source": "none.csv"}, **GOAL)
@@ -565,7 +573,7 @@ def test_a_pipeline_runs_its_steps_and_is_resumed_where_it_was_stopped(given):
     assert (answer.chosen, answer.met) == ("3-export", True)
     made.calls.clear()
     with pytest.raises(GateError, match="goal missed: the nearest candidate is"):
-        made.compress(**given, steps=steps, goal__max_mb=0.001)
+        made.compress(**given, steps=steps, goal__max_mb=0.24)
     assert made.calls == []
 
 

@@ -37,6 +37,7 @@ from kdcli.verbs.compress.limits import POINT, QUALITY, MaxDropOfClass, ScoredMo
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.ship import (
     Shipped,
     check_temperature,
@@ -55,6 +56,8 @@ WAYS_OF_STEPS = (
     "a smaller student (student.to of a distill step)",
 )
 """The same ways in a recipe with steps, which ignores `plan:`."""
+WAYS_WITHOUT_SHAPES = "", "students (plan.shapes, which is null)"
+"""The same ways in a plan that trains no student."""
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
 
@@ -69,6 +72,7 @@ class Outcome:
         missed: How it misses the goal, by limit.
         has_labels: Whether labels are the reference; otherwise it is the teacher.
         has_steps: Whether the recipe has steps, whose last model is always chosen.
+        ways: What may lead to a better and to a smaller model; empty for nothing.
     """
 
     scores: CandidateScores
@@ -76,6 +80,7 @@ class Outcome:
     missed: dict[str, str]
     has_labels: bool
     has_steps: bool = False
+    ways: tuple[str, str] = WAYS
 
     @property
     def selected(self) -> ScoredModel:
@@ -152,12 +157,13 @@ class Outcome:
         sentences = [self._rows_needed() if is_quality or not self.missed else ""]
         if self.missed and self.next_candidate() is None:
             both = conflict(list(self.scores.all_misses().values()))
-            better, smaller = WAYS_OF_STEPS if self.has_steps else WAYS
+            better, smaller = self.ways
             unchecked = {MaxDropOfClass.key} if self._lacks_examples else set()
             ways = ["more verification rows"] * bool(unchecked)
             ways += [better] * bool((self.missed.keys() & QUALITY) - unchecked)
             ways += [smaller] * bool(self.missed.keys() - QUALITY)
-            sentences += [both and f"{both}.", f"Loosen the goal, or try {joined(ways)}."]
+            tries = joined(list(filter(None, ways)))
+            sentences += [both and f"{both}.", f"Loosen the goal{tries and f', or try {tries}'}."]
         return list(filter(None, sentences))
 
     @property
@@ -350,6 +356,7 @@ def ship(search: Search) -> RunResult:
         missed,
         has_labels=search.has_labels,
         has_steps=bool(recipe.steps),
+        ways=_ways(recipe),
     )
     compression = _compression(search, outcome)
     following = compression.next_candidate
@@ -389,6 +396,13 @@ def ship(search: Search) -> RunResult:
         result = _write(search, scores, verified, compression, notes)
         steps.record.add(Answer())
     return result
+
+
+def _ways(recipe: CompressRecipe) -> tuple[str, str]:
+    """Return what may lead to a better and to a smaller model than the recipe's."""
+    if recipe.steps:
+        return WAYS_OF_STEPS
+    return WAYS_WITHOUT_SHAPES if recipe.plan.shapes is None else WAYS
 
 
 def _compression(search: Search, outcome: Outcome) -> Compression:
