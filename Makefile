@@ -31,7 +31,7 @@ lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.tom
 		--output-file constraints-lowest.txt.new pyproject.toml
 	mv constraints-lowest.txt.new constraints-lowest.txt
 
-demo: $(STAMP) ## compress the embedded classifier, without labels: up to three minutes
+demo: $(STAMP) ## compress the embedded classifier, without labels: one to two and a half minutes
 	$(BIN)/kdcli compress demo-classifier --data demo --max-drop 1.0 -o runs/demo --overwrite
 
 # One single-threaded process a core: the models of the tests are too small for more.

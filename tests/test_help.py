@@ -77,7 +77,11 @@ def test_verbs_are_listed_in_groups():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("distil", "distill"), ("distill extra", "kdcli distill has no subcommand 'extra'")],
+    [
+        ("distil", "distill"),
+        ("distill extra", "kdcli distill has no subcommand 'extra'"),
+        ("exit-code", "no topic 'exit-code'; did you mean 'exit-codes'?"),
+    ],
 )
 def test_help_of_an_unknown_command_is_refused(words, said):
     result = CliRunner().invoke(app, ["help", *words.split()], prog_name="kdcli")

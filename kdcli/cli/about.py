@@ -3,7 +3,7 @@
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from kdcli.cli.app import app
 from kdcli.cli.help import Group, command_with, help_of
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.verb import INSPECT
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, closest, did_you_mean
 
 if TYPE_CHECKING:
     from kdcli.recipe.resolve import Resolved
@@ -116,10 +116,15 @@ def show_help(
     ] = None,
 ) -> None:
     """Show the help of a command or of a topic: environment, exit-codes."""
-    topic = TOPICS.get(" ".join(words or []))
-    if topic is not None:
-        typer.echo(topic, nl=False)
+    name = " ".join(words or [])
+    if name in TOPICS:
+        typer.echo(TOPICS[name], nl=False)
         return
+    commands: Any = ctx.find_root().command
+    if closest(name, [*commands.commands, *TOPICS]) in TOPICS:
+        raise UsageError(
+            f"no topic '{name}'{did_you_mean(name, TOPICS)}", f"topics: {', '.join(TOPICS)}"
+        )
     help_of(ctx, words or [])
 
 

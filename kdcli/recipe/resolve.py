@@ -146,8 +146,15 @@ def resolve(
     if recipe is not None:
         layers[f"recipe {recipe}"] = recipe_keys(recipe, verb)
     for origin, layer in layers.items():
+        problems = []
         for key, value in _without_gone(model, origin, layer).items():
-            put(key, value, origin)
+            try:
+                put(key, value, origin)
+            except UsageError as problem:
+                problems.append(problem)
+        if problems:
+            hint = next(filter(None, (problem.hint for problem in problems)), None)
+            raise UsageError("\n".join(problem.message for problem in problems), hint)
     for pair in sets:
         key, equals, text = pair.partition("=")
         if not equals:

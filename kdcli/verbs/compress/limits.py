@@ -287,8 +287,8 @@ class GoalSettings(Section):
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
         None, ge=0
     )
-    """Maximum drop of the task metric, in points (1 point = 0.01); without labels, of agreement
-    with MODEL."""
+    """Maximum drop of the task metric, in points (1 point = 0.01; 1% is the same); without
+    labels, of agreement with MODEL."""
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1
