@@ -477,6 +477,9 @@ def atomic_dir(path: Path) -> Iterator[Path]:
             aside.rename(path)
             fsync(path.parent)
         finally:
+            if before.is_dir() and not path.exists():
+                # An interrupt came between the two renames.
+                before.rename(path)
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(before, ignore_errors=True)
 

@@ -269,6 +269,9 @@ def did_you_mean(name: str, allowed: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean '{prefix}{near}'?" if near else ""
 
 
-def closest(name: str, allowed: Iterable[str]) -> str:
-    """Return the allowed name that is most like another; an empty string if none is."""
-    return next(iter(difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)), "")
+def closest(name: str, allowed: Iterable[str], alike: float = 0.6) -> str:
+    """Return the allowed name closest to `name`, or an empty string.
+
+    `alike` is the least share of equal letters, from 0 to 1.
+    """
+    return next(iter(difflib.get_close_matches(name, list(allowed), n=1, cutoff=alike)), "")

@@ -51,6 +51,7 @@ Exit codes
   6    A measurement was too unstable, or a part of the cache could not be deleted.
   75   The run was stopped and has a checkpoint: run the same command with --resume.
   130  Interrupted before any checkpoint, or while exporting or scoring; --resume scores the rest.
+  143  Ended by SIGTERM in one of several processes, or while kdcli starts.
 """,
 }
 """Topic -> its text."""

@@ -116,9 +116,11 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
     except TypeError as error:
         hint = f"help(kdcli.{verb.name}) lists the arguments"
         recipe_keys = {} if verb.recipe is None else verb.recipe.model_fields
-        if section := next((name for name in options if name.split("__")[0] in recipe_keys), ""):
-            key = section.split("__")[0]
-            hint = f"keys of the recipe are in config, as in config={{'{key}': ...}}; {hint}"
+        unknown = options.keys() - signature(verb.name).parameters.keys()
+        sections = sorted(recipe_keys.keys() & {name.split("__")[0] for name in unknown})
+        if sections:
+            example = f"config={{'{sections[0]}': ...}}"
+            hint = f"keys of the recipe are in config, as in {example}; {hint}"
         raise UsageError(f"kdcli.{verb.name}: {error}", hint) from None
     # This must run before anything imports torch.
     prepare_libraries(quiet=False, verbose=False, is_command=False)

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FrameType
 
@@ -99,25 +99,35 @@ _ends_at_once: ContextVar[bool] = ContextVar("ends_at_once", default=False)
 
 @contextlib.contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Let a second signal end this process, which runs nothing but a command.
+    """Let SIGTERM interrupt this process, which runs nothing but a command; a second one ends it.
 
     A process that calls kdcli as a library, such as a notebook's, would lose what it has in memory.
-
-    The first SIGTERM is Ctrl-C, so that a staged directory is deleted. A process of several keeps
-    the default, because Python would not run a handler while it waits for the others.
     """
     # The resource tracker removes what an ended process leaves, and would warn of it.
     sys.warnoptions.append(QUIET_TRACKER)
     token = _ends_at_once.set(True)
-    is_alone = not joined() and threading.current_thread() is threading.main_thread()
     try:
-        with contextlib.ExitStack() as stack:
-            if is_alone:
-                stack.enter_context(handled_signals(signal.default_int_handler))
+        with _interrupted_by_sigterm():
             yield
     finally:
         _ends_at_once.reset(token)
         sys.warnoptions.remove(QUIET_TRACKER)
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, so that a staged directory is deleted.
+
+    One of several processes keeps the default action, because Python runs no handler while the
+    process waits for the others.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if joined() or not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    request = StopRequest(at_once=True)
+    with handled_signals(request.handle, [signal.SIGTERM]), _not_swallowed(request), _watcher():
+        yield
 
 
 @contextlib.contextmanager
@@ -166,9 +176,11 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
 
 
 @contextlib.contextmanager
-def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGTERM and Ctrl-C, and restore the handlers at the end."""
-    stops = (signal.SIGTERM, signal.SIGINT)
+def handled_signals(
+    handler: Callable[[int, FrameType | None], None],
+    stops: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[None]:
+    """Handle signals, by default SIGTERM and Ctrl-C, and restore the handlers at the end."""
     before = {number: signal.signal(number, handler) for number in stops}
     try:
         yield

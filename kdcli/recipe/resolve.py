@@ -35,6 +35,8 @@ RecipeT_co = TypeVar("RecipeT_co", bound=Section, covariant=True)
 
 MAX_PROBLEMS = 20
 """Maximum number of lines of an error."""
+ALIKE = 0.8
+"""Least share of equal letters for which a key without its section is suggested with one."""
 MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
@@ -113,7 +115,8 @@ def resolve(
 
     Raises:
         UsageError: The recipe or a key is unknown, a value has the wrong type, or the YAML is
-            malformed. The error has one line for each problem.
+            malformed. The error has one line for each unknown key of the recipe, or for each wrong
+            value.
     """
     verb = model.model_fields["verb"].default
     values: RecipeValues = {}
@@ -152,9 +155,7 @@ def resolve(
                 put(key, value, origin)
             except UsageError as problem:
                 problems.append(problem)
-        if problems:
-            hint = next(filter(None, (problem.hint for problem in problems)), None)
-            raise UsageError("\n".join(problem.message for problem in problems), hint)
+        _raise_all(problems)
     for pair in sets:
         key, equals, text = pair.partition("=")
         if not equals:
@@ -570,7 +571,7 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
         # The first part of the key that no section has.
         wrong = key.removeprefix(below).split(".")[0]
         near = did_you_mean(wrong, names, prefix + below)
-    if not near and (like := closest(suffix, suffixes)):
+    if not near and suffix == key and (like := closest(key, suffixes, ALIKE)):
         near = f"; did you mean '{prefix}{suffixes[like]}'?"
     known = f"; keys of '{prefix}{section}'" if section else "; known keys and sections"
     hint = "" if near else f"{known}: {', '.join(names)}"
@@ -663,8 +664,26 @@ def explain(
     for (subject, value), (first, *others) in reasons.items():
         alternatives = [first, *(other.removeprefix("must be ") for other in others)]
         lines.append(f"{subject} {' or '.join(alternatives)}, {value}")
+    return _first(lines)
+
+
+def _first(lines: list[str]) -> list[str]:
+    """Return the first lines of an error, and the number of the others."""
     omitted = len(lines) - MAX_PROBLEMS
     return lines[:MAX_PROBLEMS] + ([f"... and {omitted:,} more"] if omitted > 0 else [])
+
+
+def _raise_all(problems: Sequence[UsageError]) -> None:
+    """Raise one error for several, with a line and the hint of each.
+
+    Raises:
+        UsageError: There is a problem.
+    """
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = ["; ".join(filter(None, [each.message, each.hint])) for each in problems]
+        raise UsageError("\n".join(_first(lines)))
 
 
 def _lines(

@@ -13,6 +13,7 @@ from kdcli.engine.launch import choose_output_dir, launch
 from kdcli.engine.pool import undisturbed
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session, start
+from kdcli.errors import Interrupted
 from kdcli.messages import log
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved, inherited
 from kdcli.recipe.sections import MeasureSettings, RunOptions
@@ -98,7 +99,10 @@ class RunContext(Generic[RecipeT_co]):
                 raise KeyboardInterrupt
         if folder in (None, self.folder):
             contents.command_line = self.options.command_line(contents.command)
-        return write_report(RunDir(folder or self.folder), contents)
+        result = write_report(RunDir(folder or self.folder), contents)
+        if contents.latency is not None and contents.latency.interrupted:
+            raise Interrupted("interrupted", f"the report in {result.folder} lacks latencies")
+        return result
 
 
 def cpu_session() -> Session:

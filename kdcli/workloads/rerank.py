@@ -348,7 +348,7 @@ class RerankWorkload(Workload[Model]):
         note = f"trained on {'scores in the data' if self.scored else 'labels alone'}"
         notes = [note]
         if self.scored and not self.has_labels and np.isnan(self.evaluated.scores).any():
-            notes.append("the evaluated passages have no scores, so the held-out loss is always 0")
+            notes.append("some evaluated passages have no score, so the held-out loss is always 0")
         self.notes = list(dict.fromkeys([*self.notes, *notes]))
         targets = [ScoreTargets(self._train.scores, self.evaluated.scores)] if self.scored else []
         return taught_job(self, model, settings, keep, targets, self.kd_settings(KdSettings()))

@@ -42,9 +42,12 @@ def test_a_request_inside_another_is_the_same_and_interrupts_nothing():
 
 
 def test_sigterm_interrupts_a_command_of_one_process(monkeypatch):
+    interrupt = signal.getsignal(signal.SIGINT)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(KeyboardInterrupt), processes.ends_at_once():
         sigterm()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert handlers == [signal.SIG_DFL, interrupt]
     monkeypatch.setenv("WORLD_SIZE", "2")
     with processes.ends_at_once():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -119,7 +119,7 @@ def test_a_plan_without_shapes_is_not_told_to_train_them_longer(given):
     plan = {"plan__shapes": None, "plan__prune": None}
     with pytest.raises(GateError) as missed:
         fakes().compress(**given | plan, goal__max_mb=0.24)
-    ways = "Loosen the goal, or try students (plan.shapes, which is null)."
+    ways = "Loosen the goal, or try students (remove plan.shapes=null)."
     assert missed.value.hint.endswith(ways)
 
 

@@ -75,10 +75,11 @@ def test_a_function_has_the_options_of_its_verb():
     with pytest.raises(UsageError, match="unexpected keyword argument 'int9'"):
         kdcli.export("demo", file_format="onnx", int9=True)
     with pytest.raises(UsageError) as unknown:
-        kdcli.finetune("demo", measure={"latency": False})
-    assert unknown.value.hint.startswith(
-        "keys of the recipe are in config, as in config={'measure'"
-    )
+        kdcli.finetune("demo", data="x.csv", measure={"latency": False})
+    assert "keys of the recipe are in config, as in config={'measure'" in unknown.value.hint
+    with pytest.raises(UsageError) as unknown:
+        kdcli.finetune("demo", data="x.csv", epoch=3)
+    assert "config" not in unknown.value.hint
 
 
 def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(tmp_path, capsys):

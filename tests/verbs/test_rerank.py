@@ -243,7 +243,7 @@ def test_a_ranking_is_fine_tuned_on_scores_and_scored_on_labels(data, tmp_path, 
     succeeds(*given, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     assert "trained on scores in the data" in report.notes
-    assert any("so the held-out loss is always 0" in note for note in report.notes)
+    assert any("have no score, so the held-out loss is always 0" in note for note in report.notes)
     assert {(e.reference, e.n) for e in report.evaluations} == {("labels", 10)}
 
 

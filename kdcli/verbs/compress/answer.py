@@ -56,7 +56,7 @@ WAYS_OF_STEPS = (
     "a smaller student (student.to of a distill step)",
 )
 """The same ways in a recipe with steps, which ignores `plan:`."""
-WAYS_WITHOUT_SHAPES = "", "students (plan.shapes, which is null)"
+WAYS_WITHOUT_SHAPES = "", "students (remove plan.shapes=null)"
 """The same ways in a plan that trains no student."""
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
@@ -72,7 +72,7 @@ class Outcome:
         missed: How it misses the goal, by limit.
         has_labels: Whether labels are the reference; otherwise it is the teacher.
         has_steps: Whether the recipe has steps, whose last model is always chosen.
-        ways: What may lead to a better and to a smaller model; empty for nothing.
+        ways: What may lead to a better and to a smaller model. An empty text is no way.
     """
 
     scores: CandidateScores

@@ -182,13 +182,14 @@ def serve(options: TryOptions) -> None:
             f"--host {options.host} --port {options.port} cannot be used: {error.strerror}",
             "give another --port, or --port 0 for any that is free",
         ) from None
-    with server, suppress(KeyboardInterrupt):
+    with server:
         page.models = tried_models(options)
         host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
         if not page.is_local:
             warn(f"everybody who reaches {host} can use the models")
         log(f"http://{host}:{server.server_port} shows the page; Ctrl-C ends it")
-        server.serve_forever()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def tried_models(options: TryOptions) -> list[TriedModel]:
