@@ -111,6 +111,7 @@ def _load(
         began = time.perf_counter()
         if is_export(source):
             export = open_export(source, device)
+            spec = replace(spec, backend=export.format, precision=export.precision)
             loaded_runner = export.runner(threads)
             weights = sum(export.files.values())
             loaded.append(

@@ -115,6 +115,8 @@ class _Chart:
         )
         has_goal = self.limits("score") or self.limits(cost)
         remarks = " Dashed: the goal." if has_goal else ""
+        if scatter.points.keys() - set(scatter.front):
+            remarks += " Hollow: another is at least as good in both."
         if scatter.outside:
             remarks += f" {BEYOND.format(', '.join(scatter.outside))}"
         if cost == "ms" and any(one.unstable for one in self.measured):

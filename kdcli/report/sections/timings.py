@@ -197,7 +197,10 @@ def _remarks(report: Report) -> list[str]:
         )
     text += ". tokens/s counts real tokens, without padding."
     text = f"{text} {price_note(report.price_per_hour)}".rstrip()
-    return [text, NOISE] if any(row.status != "ok" for row in report.latency) else [text]
+    if all(row.status == "ok" for row in report.latency):
+        return [text]
+    smallest = "Of the bounds of a speed-up in several cells, all cells have the smallest one."
+    return [text, f"{NOISE} {smallest}" if report.compression is not None else NOISE]
 
 
 def not_measured(report: Report) -> ReportSection:
