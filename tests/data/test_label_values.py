@@ -157,7 +157,9 @@ def test_choices_of_label_studio_are_labels_with_and_without_a_head(tmp_path, na
         assert [[names[n] for n in e.label] for e in data.sets[""]] == SETS * 10
 
 
-@pytest.mark.parametrize(("form", "nothing"), [(FORMS["a bar"], "none"), (repr, "[]")])
+@pytest.mark.parametrize(
+    ("form", "nothing"), [(FORMS["a bar"], "none"), (FORMS["a bar"], "[]"), (repr, "[]")]
+)
 def test_an_empty_list_in_a_cell_is_no_class(tmp_path, form, nothing):
     data = read_task("own", write(tmp_path, [*map(form, SETS * 10), nothing]), training=False)
     assert data.task.labels == ("food", "price", "room", "staff")

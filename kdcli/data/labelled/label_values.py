@@ -237,6 +237,8 @@ def class_number(labels: tuple[str, ...], name: str) -> int | None:
 def parse_list(text: str, form: str) -> list[str] | None:
     """Read a list of labels from a string; None if it is not in one of the `LIST_FORMS`."""
     if form != BRACKETS:
+        if parse_list(text, BRACKETS) == []:
+            return []  # `[]` among lists with a separator
         return [part for each in text.split(form) if (part := each.strip())]
     choices = _CHOICES.fullmatch(text.strip())
     match = _BRACKETED.fullmatch(choices[1] if choices else text.strip())

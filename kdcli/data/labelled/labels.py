@@ -381,7 +381,7 @@ class TrainingLabels:
             raise BadRow(
                 where,
                 f"there is no label in '{self.column}'",
-                hint="remove rows without a label",
+                hint="remove rows without a label; a text that has none of several labels has []",
             )
         value_type = str if isinstance(value, ClassName) else type(value)
         type_name = _TYPES.get(value_type, f"a {value_type.__name__}")

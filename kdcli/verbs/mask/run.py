@@ -43,6 +43,9 @@ from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
 from kdcli.verbs.mask.settings import ApplyOptions, CompactOptions
 
+SCORES = "scores.safetensors"
+"""The file next to a mask in which prune keeps the scores."""
+
 
 @dataclass(frozen=True)
 class MaskResult:
@@ -81,6 +84,8 @@ def info(file: Path) -> MaskResult:
     """
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
+    is_beside = file.with_name(SCORES).is_file()
+    elsewhere = f"not here, but {SCORES} lies beside it" if is_beside else "not kept"
     size, density = file.stat().st_size, _density(mask.masks.values())
     facts = about.model_dump(mode="json") | {
         "bytes": size,
@@ -106,7 +111,7 @@ def info(file: Path) -> MaskResult:
         *([kind, f"{percent(_density(masks))}%"] for kind, masks in by_kind.items()),
         *([name, number(value)] for name, value in about.metrics.items()),
         ["size", bytes_of(size)],
-        ["scores", "kept: another density can be cut" if has_scores else "not kept"],
+        ["scores", "kept: another density can be cut" if has_scores else elsewhere],
     ]
     return MaskResult(facts, down_to_one(mask.masks), [row for row in table if row[1]])
 
@@ -312,7 +317,7 @@ def _cut(
     if not mask.scores:
         raise UsageError(
             f"{mask.path} holds no scores to cut at another density",
-            "give scores.safetensors, which kdcli prune writes next to its mask",
+            f"give {SCORES}, which kdcli prune writes next to its mask",
         )
     kinds = {m.name: m.kind for m in matrices(model)}
     scores = {name: tensor.to(torch.float32) for name, tensor in mask.scores.items()}
