@@ -37,7 +37,6 @@ from kdcli.verbs.compress.limits import POINT, QUALITY, MaxDropOfClass, ScoredMo
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.ship import (
     Shipped,
     check_temperature,
@@ -72,7 +71,7 @@ class Outcome:
         missed: How it misses the goal, by limit.
         has_labels: Whether labels are the reference; otherwise it is the teacher.
         has_steps: Whether the recipe has steps, whose last model is always chosen.
-        ways: What may lead to a better and to a smaller model. An empty text is no way.
+        has_shapes: Whether the plan may train students.
     """
 
     scores: CandidateScores
@@ -80,7 +79,7 @@ class Outcome:
     missed: dict[str, str]
     has_labels: bool
     has_steps: bool = False
-    ways: tuple[str, str] = WAYS
+    has_shapes: bool = True
 
     @property
     def selected(self) -> ScoredModel:
@@ -157,7 +156,7 @@ class Outcome:
         sentences = [self._rows_needed() if is_quality or not self.missed else ""]
         if self.missed and self.next_candidate() is None:
             both = conflict(list(self.scores.all_misses().values()))
-            better, smaller = self.ways
+            better, smaller = self._ways
             unchecked = {MaxDropOfClass.key} if self._lacks_examples else set()
             ways = ["more verification rows"] * bool(unchecked)
             ways += [better] * bool((self.missed.keys() & QUALITY) - unchecked)
@@ -165,6 +164,13 @@ class Outcome:
             tries = joined(list(filter(None, ways)))
             sentences += [both and f"{both}.", f"Loosen the goal{tries and f', or try {tries}'}."]
         return list(filter(None, sentences))
+
+    @property
+    def _ways(self) -> tuple[str, str]:
+        """What may lead to a better and to a smaller model. An empty text is no way."""
+        if self.has_steps:
+            return WAYS_OF_STEPS
+        return WAYS if self.has_shapes else WAYS_WITHOUT_SHAPES
 
     @property
     def _lacks_examples(self) -> bool:
@@ -356,7 +362,7 @@ def ship(search: Search) -> RunResult:
         missed,
         has_labels=search.has_labels,
         has_steps=bool(recipe.steps),
-        ways=_ways(recipe),
+        has_shapes=recipe.plan.shapes is not None,
     )
     compression = _compression(search, outcome)
     following = compression.next_candidate
@@ -396,13 +402,6 @@ def ship(search: Search) -> RunResult:
         result = _write(search, scores, verified, compression, notes)
         steps.record.add(Answer())
     return result
-
-
-def _ways(recipe: CompressRecipe) -> tuple[str, str]:
-    """Return what may lead to a better and to a smaller model than the recipe's."""
-    if recipe.steps:
-        return WAYS_OF_STEPS
-    return WAYS_WITHOUT_SHAPES if recipe.plan.shapes is None else WAYS
 
 
 def _compression(search: Search, outcome: Outcome) -> Compression:
