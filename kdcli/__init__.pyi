@@ -526,7 +526,7 @@ def export(
         steps: Number of steps for training the packed weights on texts of --data, so that the
             file's outputs come closer to the model's (default: 0).
         weights: Write model.safetensors too.
-        max_drop: Maximum drop of the task metric, in points (1 point = 0.01, also written 1%);
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01; --max-drop 1% too);
             kdcli keeps matrix products in float32 where needed.
         data: Data on which each file is compared with torch: the task's examples, or text
             (default: the task's own data, or the data of the model's training run). Or an object,
@@ -675,7 +675,7 @@ def compress(
         model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not. Or a
             model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
-        max_drop: Maximum drop of the task metric, in points (1 point = 0.01, also written 1%);
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01; --max-drop 1% too);
             without labels, of agreement with MODEL.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
             0.01), below the first model or the teacher; exit code 5.
@@ -745,7 +745,7 @@ def compress(
         model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not. Or a
             model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
-        max_drop: Maximum drop of the task metric, in points (1 point = 0.01, also written 1%);
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01; --max-drop 1% too);
             without labels, of agreement with MODEL.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
             0.01), below the first model or the teacher; exit code 5.

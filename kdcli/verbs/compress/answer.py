@@ -167,7 +167,7 @@ class Outcome:
 
     @property
     def _ways(self) -> tuple[str, str]:
-        """What may lead to a better and to a smaller model. An empty text is no way."""
+        """Ways to a better and to a smaller model; an empty text is no way."""
         if self.has_steps:
             return WAYS_OF_STEPS
         return WAYS if self.has_shapes else WAYS_WITHOUT_SHAPES

@@ -287,7 +287,7 @@ class GoalSettings(Section):
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
         None, ge=0
     )
-    """Maximum drop of the task metric, in points (1 point = 0.01, also written 1%); without
+    """Maximum drop of the task metric, in points (1 point = 0.01; --max-drop 1% too); without
     labels, of agreement with MODEL."""
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(

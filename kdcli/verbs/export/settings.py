@@ -50,7 +50,7 @@ class ExportOptions:
     """Number of steps for training the packed weights on texts of --data, so that the file's
     outputs come closer to the model's."""
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = None
-    """Maximum drop of the task metric, in points (1 point = 0.01, also written 1%); kdcli keeps
+    """Maximum drop of the task metric, in points (1 point = 0.01; --max-drop 1% too); kdcli keeps
     matrix products in float32 where needed."""
     weights: Annotated[bool, Option("--weights", rare=True)] = False
     """Write model.safetensors too."""
