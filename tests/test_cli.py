@@ -686,6 +686,7 @@ def test_a_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch):
     [
         ("compress --max-drop 3,5", "takes a number, or one with %, got '3,5'; write 3.5", ""),
         ("compress --max-mb fast", "takes a number, or one with MB, got 'fast'", ""),
+        ("prune demo --sparsity 90x", "takes a number, or one with %, got '90x'", ""),
         ("finetune --lr 1%", "takes a number, got '1%'", ""),
         ("--speed 1 benchmark", "no such option: --speed", "kdcli --help lists"),
         ("compress demo --dry-run", "no such option: --dry-run", "--budget 20m limits its time"),
@@ -705,17 +706,18 @@ def test_wrong_words_are_errors_in_one_style(words, message, hint):
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "value"),
+    ("verb", "flag", "text", "value"),
     [
-        ("--max-drop", "-3%", -3.0),
-        ("--max-drop", "-3 %", -3.0),
-        ("--speedup", "-5x", -5.0),
-        ("--max-mb", "-2.5mb", -2.5),
-        ("--max-latency-ms", "-8 ms", -8.0),
+        ("compress", "--max-drop", "-3%", -3.0),
+        ("compress", "--max-drop", "-3 %", -3.0),
+        ("compress", "--speedup", "-5x", -5.0),
+        ("compress", "--max-mb", "-2.5mb", -2.5),
+        ("compress", "--max-latency-ms", "-8 ms", -8.0),
+        ("prune", "--sparsity", "-90%", -0.9),
     ],
 )
-def test_a_number_may_have_its_unit(flag, text, value):
-    done = run("compress", "demo-classifier", f"{flag}={text}")
+def test_a_number_may_have_its_unit(verb, flag, text, value):
+    done = run(verb, "demo-classifier", f"{flag}={text}")
     assert done.exit_code == 2
     assert f"got {value}" in done.stderr
 

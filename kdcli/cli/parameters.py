@@ -125,8 +125,10 @@ VALUES: Mapping[str, Values] = {
 """The kinds of value, by the names that `Option(values=...)` uses."""
 
 
-UNITS = {"POINTS": "%", "FACTOR": "x", "MB": "MB", "MS": "ms", "SHARE": ""}
+UNITS = {"POINTS": "%", "FACTOR": "x", "MB": "MB", "MS": "ms", "SHARE": "%"}
 """Placeholder of an option -> the unit that its value may end in."""
+PERCENT = 100
+"""A share may be given in percent, the only unit that changes a number."""
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", list[int]: "N", list[float]: "X"}
 """Placeholders for the values of options that declare none, by type."""
 COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -247,14 +249,16 @@ class Parameter:
         if kind is not float:
             return None
         unit = UNITS.get(self.option.metavar or "", "")
+        divisor = PERCENT if self.option.metavar == "SHARE" else 1
 
         def parse(text: str) -> float:
             # Typer also parses defaults, which are numbers.
             number = str(text).strip()
-            if unit and number.lower().endswith(unit.lower()):
+            has_unit = bool(unit) and number.lower().endswith(unit.lower())
+            if has_unit:
                 number = number[: -len(unit)].strip()
             try:
-                return float(number)
+                return float(number) / (divisor if has_unit else 1)
             except ValueError:
                 allowed = f"a number, or one with {unit}" if unit else "a number"
                 comma = f"; write {number.replace(',', '.')}" if COMMA.fullmatch(number) else ""

@@ -279,7 +279,7 @@ FRACTIONS = (
 
 
 def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
-    """Parse `--min-metric METRIC=VALUE` pairs.
+    """Parse `--min-metric METRIC=VALUE` pairs. `99%` is 0.99.
 
     Raises:
         UsageError: A pair has another form.
@@ -287,13 +287,15 @@ def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
     limits = {}
     for pair in pairs:
         metric, _, text = pair.partition("=")
-        metric, value = metric.strip(), _parse_value(text)
+        metric, is_percent = metric.strip(), text.rstrip().endswith("%")
+        value = _parse_value(text.rstrip().removesuffix("%"))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not metric or not is_number or not math.isfinite(value):
             raise UsageError(
                 f"--min-metric takes METRIC=VALUE, got '{pair}'",
                 "for example --min-metric accuracy=0.9",
             )
+        value = value / 100 if is_percent else value
         if metric in FRACTIONS and value > 1:
             raise UsageError(
                 f"--min-metric {pair}: {metric} is at most 1",

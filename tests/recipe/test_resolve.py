@@ -496,8 +496,9 @@ class TestCombinations:
 
 class TestGates:
     def test_metric_and_least_value(self):
-        pairs = ["accuracy=0.9", " matched/accuracy =1", "f1=5e-1"]
-        assert metric_limits(pairs) == {"accuracy": 0.9, "matched/accuracy": 1.0, "f1": 0.5}
+        pairs = ["accuracy=0.9", " matched/accuracy =1", "f1=5e-1", "mrr@10=99%"]
+        limits = {"accuracy": 0.9, "matched/accuracy": 1.0, "f1": 0.5, "mrr@10": 0.99}
+        assert metric_limits(pairs) == limits
 
     @pytest.mark.parametrize(
         "pair", ["accuracy", "accuracy=", "accuracy=high", "=0.9", "accuracy=true", "a=[1]"]

@@ -69,6 +69,8 @@ def test_a_task_gives_its_training_rows_without_the_evaluated_ones(teacher_of, t
     (tmp_path / "train.jsonl").unlink()
     alone = with_calibration(texts_of_task(request, LINES[30:]), load_tokenizer(source))
     assert (list(alone.compared), alone.from_package) == (LINES[30:], True)
+    few = f"(0 training rows of {tmp_path.name} are fewer than 16)"
+    assert alone.calibration_from.endswith(few)
     assert are_disjoint(alone)
 
 

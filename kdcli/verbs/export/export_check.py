@@ -215,11 +215,13 @@ def with_calibration(texts: CheckTexts, tokenizer: PreTrainedTokenizerBase) -> C
             "no text is left for calibration: the file is compared on all texts of kdcli",
             "give other texts with --data",
         )
+    few = f"{len(texts.calibration)} {texts.calibration_from} are fewer than"
     return replace(
         package,
         compared=texts.compared,
         compared_from=texts.compared_from,
         calibration=calibration,
+        calibration_from=f"{package.calibration_from} ({few} {MIN_CALIBRATION_TEXTS})",
     )
 
 

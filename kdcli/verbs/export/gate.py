@@ -31,7 +31,7 @@ from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch
-from kdcli.verbs.export.export_check import ExportCheck
+from kdcli.verbs.export.export_check import MIN_CALIBRATION_TEXTS, ExportCheck
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 
 QUANTISED = ("int8", PACKED, "q4")
@@ -169,8 +169,8 @@ class _Search:
         log(f"choosing the integers on {self.calibrated_on}")
         if self.check.texts.from_package:
             log(
-                "the model may read other texts: give some of them with --data, or a task's "
-                "training rows, for a closer file"
+                f"the model may read other texts: give at least {MIN_CALIBRATION_TEXTS} of them, "
+                "as --data without --task or as training rows of the task, for a closer file"
             )
         self.roundings = self._calibrated(graph.precision)
         if graph.precision != PACKED:
