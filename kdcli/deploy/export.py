@@ -133,6 +133,8 @@ def _integers(stored: Mapping[str, "onnx.TensorProto"], weight: str) -> Tensor |
     return None
 
 
+FREE_DIMENSIONS = ("batch_size", "sequence_length")
+"""Names of the dimensions of every input of a graph, as Optimum names them."""
 # Batch size and number of tokens with which the graph is recorded. Both axes stay dynamic.
 TRACED = (2, 24)
 # The same for the comparison with torch, in which rows are padded to different lengths.
@@ -408,7 +410,9 @@ def _write_onnx(
     typed = typed and token_types and has_token_types(model.config)
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if typed else ()))
     batch = _batch(model, inputs, *TRACED)
-    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    # By name, the dimensions of all inputs are the same: torch does not see that the rows of a mask
+    # must be as many as those of the tokens.
+    free = dict(enumerate(FREE_DIMENSIONS))
     with torch.no_grad(), _quiet():
         result = network(**batch)
         outputs = tuple(name for name in GRAPH_OUTPUTS if name in result)

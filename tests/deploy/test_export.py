@@ -92,9 +92,13 @@ def test_every_type_can_be_exported_at_any_size(engine, kind, tmp_path, monkeypa
     assert files_in(tmp_path / "new") == parts(engine, "fp32")
     assert file.relative <= FILE_LIMITS["fp32"]
     if engine == "onnx":
-        ops = [node.op_type for node in onnx.load(file.path).graph.node]
+        graph = onnx.load(file.path).graph
+        ops = [node.op_type for node in graph.node]
         assert "Softmax" in ops
         assert "IsNaN" not in ops
+        for tensor in (*graph.input, *graph.output):
+            rows, tokens, *_ = tensor.type.tensor_type.shape.dim
+            assert (rows.dim_param, tokens.dim_param) == ("batch_size", "sequence_length")
     for rows, length in ((1, 1), (1, 7), (5, 33), (2, 131)):
         assert gap(model, file, padded(rows, length), engine) <= 10 * EXACT
 

@@ -27,7 +27,9 @@ from kdcli.engine.session import Session, start
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.recipe.resolve import read_recipe
+from kdcli.types import ModelShape
 from kdcli.verbs.distill.space import VectorSpace
+from kdcli.verbs.distill.vectors import suggest_measured_layers
 from kdcli.workloads.eval_sets import PairEvaluation
 
 QUICK = shlex.split(
@@ -462,6 +464,23 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
     said = refused(tmp_path, *given, *shapes, "--set", "student.layers=measured")
     assert "student.layers=measured chooses layers for one depth" in said
     assert "2, 3 layers" in said
+
+
+@pytest.mark.parametrize(
+    ("teacher", "students", "is_said"),
+    [
+        (12, [6], True),
+        (12, [4, 4], True),
+        (11, [6], False),
+        (12, [12], False),
+        (12, [6, 3], False),
+        (12, [0], False),
+    ],
+)
+def test_layers_of_a_deep_teacher_may_be_measured(caplog, teacher, students, is_said):
+    shapes = [ModelShape(layers, 32, 64, 2) for layers in students]
+    suggest_measured_layers(ModelShape(teacher, 32, 64, 2), shapes)
+    assert ("--set student.layers=measured" in caplog.text) == is_said
 
 
 # Without a learning rate.

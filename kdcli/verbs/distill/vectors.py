@@ -86,6 +86,8 @@ from kdcli.workloads.scores import EvaluationResult
 from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
+DEEP = 12
+"""With so many layers, others than evenly spaced ones were better (docs/evidence/start.md)."""
 MAX_WIDTH = 16_384
 """The widest vectors that teach, whose second moments take 2 GB."""
 ROUTER = "router"
@@ -331,6 +333,8 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
+    if context.recipe.student.layers is None:
+        suggest_measured_layers(origin.shape, list(shapes.values()))
     context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
     card = card_of(teachers)
@@ -345,6 +349,17 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
+
+
+def suggest_measured_layers(teacher: ModelShape, students: Sequence[ModelShape]) -> None:
+    """Log that layers can be chosen by trial if the teacher is deep and all students less so."""
+    depths = {student.layers for student in students}
+    if teacher.layers < DEEP or len(depths) != 1 or not 0 < min(depths) < teacher.layers:
+        return
+    log(
+        f"evenly spaced layers of {teacher.layers} stay; --set student.layers=measured tries "
+        "others first, which takes minutes and may gain several points"
+    )
 
 
 def open_teacher(recipe: DistillRecipe, source: str) -> Embedder:
