@@ -357,8 +357,9 @@ def suggest_measured_layers(teacher: ModelShape, students: Sequence[ModelShape])
     if teacher.layers < DEEP or len(depths) != 1 or not 0 < min(depths) < teacher.layers:
         return
     log(
-        f"evenly spaced layers of {teacher.layers} stay; --set student.layers=measured tries "
-        "others first, which takes minutes and may gain several points"
+        f"evenly spaced layers of {teacher.layers} stay; --set student.layers=measured (in "
+        "compress: plan.distill.student.layers) tries others first, which takes minutes and may "
+        "gain several points"
     )
 
 
