@@ -217,7 +217,8 @@ BAD = {
         lambda v: np.random.default_rng(3).normal(size=v.shape).astype(np.float32),
         "do not belong to the texts",
     ),
-    "all rows are equal": (lambda v: np.ones_like(v), "the best map, 50% of the other rows"),
+    # Rounding errors decide between equal rows.
+    "all rows are equal": (lambda v: np.ones_like(v), "the best map, (49|50|51)% of the other"),
     "one number": (lambda v: v[:, :1], "vectors of one number, which cannot be searched"),
 }
 
