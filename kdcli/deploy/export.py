@@ -410,8 +410,8 @@ def _write_onnx(
     typed = typed and token_types and has_token_types(model.config)
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if typed else ()))
     batch = _batch(model, inputs, *TRACED)
-    # By name, the dimensions of all inputs are the same: torch does not see that the rows of a mask
-    # must be as many as those of the tokens.
+    # The names make the dimensions of all inputs equal. Without them, torch may give the rows of
+    # the mask a dimension of their own.
     free = dict(enumerate(FREE_DIMENSIONS))
     with torch.no_grad(), _quiet():
         result = network(**batch)

@@ -87,7 +87,7 @@ from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
 DEEP = 12
-"""With so many layers, others than evenly spaced ones were better (docs/evidence/start.md)."""
+"""From 12 layers on, evenly spaced ones were not the best choice (docs/evidence/start.md)."""
 MAX_WIDTH = 16_384
 """The widest vectors that teach, whose second moments take 2 GB."""
 ROUTER = "router"
@@ -333,7 +333,7 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
-    if context.recipe.student.layers is None:
+    if context.recipe.student.layers is None and context.recipe.student.init == "teacher":
         suggest_measured_layers(origin.shape, list(shapes.values()))
     context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
