@@ -28,6 +28,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.messages import log, silenced
 from kdcli.models.fit import SILENCE
+from kdcli.models.fit_cache import FITTED, FitCache
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import rows_of
@@ -80,6 +81,9 @@ class Comparison:
         self.fitted = {name: x[is_fitted_B] for name, x in rows.items()}
         self.parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
         self.vectors_VNE = vectors_of(teacher, self.parts, pooling)
+        self._shape: ModelShape | None = None
+        self._cache: FitCache | None = None
+        self._built: PreTrainedModel | None = None
 
     def agreement(self, shape: ModelShape, layers: Sequence[int]) -> float:
         """Return how well a student's cosines of pairs of texts agree with its teacher's.
@@ -88,7 +92,18 @@ class Comparison:
             shape: The student's shape.
             layers: The teacher layers 1 ... N that it keeps.
         """
-        own_VNE = vectors_of(self._student(shape, layers), self.parts, self.pooling)
+        modules = layout_for(self.teacher.config).modules(self.teacher)
+        if self._cache is None or shape != self._shape:
+            self._shape, self._cache = shape, FitCache(modules, 1 + len(self.parts))
+        cache = self._cache
+        student = self._student(shape, layers, cache)
+        own = layout_for(student.config).modules(student)
+        origins = [modules[n - 1] for n in layers]
+        vectors = []
+        for number, part in enumerate(self.parts, FITTED + 1):
+            with cache.running(number, own, origins):
+                vectors.append(vectors_of(student, [part], self.pooling))
+        own_VNE = torch.cat(vectors)
         pairs = torch.stack([pair_cosines(own_VNE), pair_cosines(self.vectors_VNE)])
         # The correlation of a constant is not a number.
         return float(torch.corrcoef(pairs)[0, 1].nan_to_num(nan=-1))
@@ -103,13 +118,17 @@ class Comparison:
         (own_NE,) = vectors_of(student, self.parts[:1], self.pooling)
         return float(F.cosine_similarity(own_NE, self.vectors_VNE[0], dim=-1).mean())
 
-    def _student(self, shape: ModelShape, layers: Sequence[int]) -> PreTrainedModel:
+    def _student(
+        self, shape: ModelShape, layers: Sequence[int], cache: FitCache | None = None
+    ) -> PreTrainedModel:
+        """Fill a student. The next one of the same configuration is the same model."""
         teacher, kept = self.teacher, list(layers)
         layout = layout_for(teacher.config)
-        with torch.random.fork_rng(devices=[]):
-            student: PreTrainedModel = type(teacher)(
-                student_config(teacher.config, shape, kept)
-            ).float()
+        config = student_config(teacher.config, shape, kept)
+        student = self._built
+        if student is None or student.config.to_dict() != config.to_dict():
+            with torch.random.fork_rng(devices=[]):
+                student = self._built = type(teacher)(config).float()
         # A comparison fits many students.
         with silenced():
             copy_reduced(
@@ -120,6 +139,7 @@ class Comparison:
                 self.fitted,
                 fit=not layout.shared,
                 dtype=self.dtype,
+                cache=cache,
             )
         return student
 

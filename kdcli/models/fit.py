@@ -10,7 +10,7 @@ its own input, so only the outputs of one layer are in memory.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.messages import log
+from kdcli.models.fit_cache import FITTED, FitCache, TeacherStates
 from kdcli.models.layout import Layout, linears
 from kdcli.models.least_squares import Inputs, fit_linear, fit_norm
 from kdcli.models.sample import SAMPLE_TOKENS, real_states, run_sample
@@ -85,16 +86,19 @@ class _Fit:
             yield
 
     def _record(self, counterpart: Counterpart) -> Callable[..., None]:
-        shape = self.sample["input_ids"].shape
-
         def hook(module: nn.Module, args: object, output: object) -> None:
-            # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
-            # projections).
-            if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                target_RN = counterpart.keep(real_states(output, self.sample))
-                self.targets[counterpart.module] = target_RN
+            self.keep_target(counterpart, output)
 
         return hook
+
+    def keep_target(self, counterpart: Counterpart, output: object) -> None:
+        """Keep the output of a teacher's module as the target of the student's."""
+        shape = self.sample["input_ids"].shape
+        # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
+        # projections).
+        if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
+            target_RN = counterpart.keep(real_states(output, self.sample))
+            self.targets[counterpart.module] = target_RN
 
     def linear(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
         """Fit a linear before it runs."""
@@ -133,29 +137,29 @@ def fit_to_teacher(
     origins: Mapping[nn.Module, nn.Module],
     sample: Batch,
     dtype: torch.dtype,
+    cache: FitCache | None = None,
 ) -> None:
     """Fit a student's linears and normalisations to its teacher's outputs for a sample, in place.
 
     `origins` maps each of the student's layers to the teacher's layer that it replaces. Both models
     run in `dtype`; the fitted weights are computed in float32 and float64. A long fit logs the
-    number of fitted layers.
+    number of fitted layers. Layers whose outputs are in `cache` are not fitted.
     """
     fit = _Fit(sample)
     layer_of = {module: layer for layer in origins for module in layer.modules()}
     by_layer: dict[nn.Module | None, list[Counterpart]] = {}
     for each in counterparts:
         by_layer.setdefault(layer_of.get(each.module), []).append(each)
-    inputs: dict[nn.Module, tuple[tuple[object, ...], dict[str, object]]] = {}
-
-    def keep_input(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        inputs[layer] = args, kwargs
-
-    with ExitStack() as hooks:
-        for origin in set(origins.values()):
-            hook = origin.register_forward_pre_hook(keep_input, with_kwargs=True)
-            hooks.callback(hook.remove)
-        with fit.recording(by_layer.get(None, [])):
-            run_sample(teacher, sample, dtype)
+    outside = by_layer.get(None, [])
+    modules = [each.origin for each in outside]
+    if cache is None:
+        states = _run_teacher(teacher, set(origins.values()), modules, sample, dtype)
+    else:
+        states = cache.states or _run_teacher(teacher, cache.teacher_layers, modules, sample, dtype)
+        cache.states = states
+    for each in outside:
+        for output in states.outputs.get(each.origin, ()):
+            fit.keep_target(each, output)
 
     layers, logged = list(origins), time.monotonic()
 
@@ -165,13 +169,17 @@ def fit_to_teacher(
             log(f"{layers.index(layer)} of {len(layers)} layers fitted")
             logged = time.monotonic()
         origin = origins[layer]
-        args_of_origin, kwargs = inputs[origin]
+        args_of_origin, kwargs = states.inputs[origin]
         with fit.recording(by_layer.get(layer, [])):
             origin(*args_of_origin, **kwargs)
 
     student.eval()
     with ExitStack() as hooks:
-        for layer in origins:
+        fitted: Sequence[nn.Module] = layers
+        if cache is not None:
+            running = cache.running(FITTED, layers, list(origins.values()))
+            fitted = hooks.enter_context(running)
+        for layer in fitted:
             hooks.callback(layer.register_forward_pre_hook(before_layer).remove)
         for module in (each.module for some in by_layer.values() for each in some):
             hook = (
@@ -182,3 +190,29 @@ def fit_to_teacher(
             hooks.callback(hook.remove)
         run_sample(student, sample, dtype)
     student.train()
+
+
+def _run_teacher(
+    teacher: PreTrainedModel,
+    layers: Iterable[nn.Module],
+    modules: Iterable[nn.Module],
+    sample: Batch,
+    dtype: torch.dtype,
+) -> TeacherStates:
+    """Run a teacher on a sample, and keep the inputs of its layers and the outputs of modules."""
+    states = TeacherStates({}, {})
+
+    def keep_input(layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        states.inputs[layer] = args, kwargs
+
+    def keep_output(module: nn.Module, args: object, output: object) -> None:
+        states.outputs.setdefault(module, []).append(output)
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hook = layer.register_forward_pre_hook(keep_input, with_kwargs=True)
+            hooks.callback(hook.remove)
+        for module in modules:
+            hooks.callback(module.register_forward_hook(keep_output).remove)
+        run_sample(teacher, sample, dtype)
+    return states

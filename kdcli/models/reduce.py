@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.models.fit import Counterpart, fit_to_teacher
+from kdcli.models.fit_cache import FitCache
 from kdcli.models.layout import Layout, Rows, linears
 from kdcli.models.least_squares import ROWS_AT_ONCE, TINY, second_moments
 from kdcli.models.sample import real_states, run_sample
@@ -121,6 +122,7 @@ def copy_reduced(
     *,
     fit: bool,
     dtype: torch.dtype = torch.float32,
+    cache: FitCache | None = None,
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the teacher's type in place.
 
@@ -128,6 +130,7 @@ def copy_reduced(
     * `fit`: also fit the student to the teacher's outputs for the sample.
     * `dtype`: the number format in which the models run on the sample. Models that mask with the
       smallest float32 number run in float32.
+    * `cache`: what this fit shares with those of other students.
 
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
     teacher's residual stream that the student keeps, or None if it keeps the whole stream.
@@ -181,7 +184,7 @@ def copy_reduced(
     if fit:
         counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
         layers = dict(zip(layout.modules(student), origins, strict=True))
-        fit_to_teacher(teacher, student, counterparts, layers, sample, dtype)
+        fit_to_teacher(teacher, student, counterparts, layers, sample, dtype, cache)
     teacher.train(training)
     return unfilled, basis_DN
 

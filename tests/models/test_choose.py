@@ -81,7 +81,12 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
 def test_layers_are_chosen_in_every_model_type(kind):
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))
-    layers = measured_layers(comparison_with(teacher), 2)
+    comparison = comparison_with(teacher)
+    layers = measured_layers(comparison, 2)
+    # Outputs that choices share are those of a student alone.
+    shape = replace(shape_of(teacher.config), layers=2)
+    alone = comparison_with(teacher).agreement(shape, layers)
+    assert comparison.agreement(shape, layers) == alone
     assert layers == sorted(set(layers))
     assert len(layers) == 2
     assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers
