@@ -15,6 +15,7 @@ place between its neighbours, and ends when no move raises the agreement. All ch
 teacher's width.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,15 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kdcli.disk import cache_key
 from kdcli.errors import UsageError
+from kdcli.kept import Result, keeper_for
 from kdcli.messages import log, silenced
 from kdcli.models.fit import SILENCE
-from kdcli.models.fit_cache import FITTED, FitCache
+from kdcli.models.fit_cache import FIT_BATCH, FitCache
+from kdcli.models.identity import hash_of_code, weights_hash
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import rows_of
 from kdcli.models.shape import evenly_spaced_layers, positions_of, shape_of, student_config
 from kdcli.types import Batch, Examples, ModelShape
+from kdcli.version import __version__ as kdcli_version
 
 Layers: TypeAlias = tuple[int, ...]
 Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -100,13 +105,19 @@ class Comparison:
         own = layout_for(student.config).modules(student)
         origins = [modules[n - 1] for n in layers]
         vectors = []
-        for number, part in enumerate(self.parts, FITTED + 1):
+        for number, part in enumerate(self.parts, FIT_BATCH + 1):
             with cache.running(number, own, origins):
                 vectors.append(vectors_of(student, [part], self.pooling))
         own_VNE = torch.cat(vectors)
         pairs = torch.stack([pair_cosines(own_VNE), pair_cosines(self.vectors_VNE)])
         # The correlation of a constant is not a number.
         return float(torch.corrcoef(pairs)[0, 1].nan_to_num(nan=-1))
+
+    def identity(self) -> list[str]:
+        """Return what the result of a comparison depends on."""
+        arrays = {name: x.numpy() for name, x in self.fitted.items()}
+        digest = Result({**arrays, "vectors": self.vectors_VNE.numpy()}).digest
+        return [weights_hash(self.teacher), hash_of_code(self.teacher), str(self.dtype), digest]
 
     def cosine(self, shape: ModelShape) -> float:
         """Return the mean cosine between the vectors of a student and its teacher.
@@ -166,7 +177,8 @@ def rows_to_compare(text: Examples, config: PreTrainedConfig, rows: int) -> Batc
 def measured_layers(comparison: Comparison, count: int) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
 
-    The log has their agreement, next to that of evenly spaced layers.
+    The log has their agreement, next to that of evenly spaced layers. The steps of a run that keep
+    their results search once.
 
     Args:
         comparison: How choices are compared with the teacher.
@@ -177,6 +189,22 @@ def measured_layers(comparison: Comparison, count: int) -> list[int]:
     even = tuple(evenly_spaced_layers(source.layers, count))
     if not 0 < count < source.layers or layout_for(config).shared:
         return list(even)
+    keeper = keeper_for()
+    if keeper is None:
+        return _search(comparison, even)
+    key = cache_key("layers", kdcli_version, torch.__version__, count, *comparison.identity())
+    if (kept := keeper.load(key)) is not None:
+        layers: list[int] = json.loads(kept.text)
+        return layers
+    began = time.monotonic()
+    layers = _search(comparison, even)
+    keeper.store(key, Result({}, json.dumps(layers)), time.monotonic() - began)
+    return layers
+
+
+def _search(comparison: Comparison, even: Layers) -> list[int]:
+    """Move one layer after the other, from evenly spaced ones, until no move is better."""
+    source, count = shape_of(comparison.teacher.config), len(even)
     shape = replace(source, layers=count)
     scores: dict[Layers, float] = {}
     logged = time.monotonic()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.messages import log
-from kdcli.models.fit_cache import FITTED, FitCache, TeacherStates
+from kdcli.models.fit_cache import FIT_BATCH, FitCache, TeacherStates
 from kdcli.models.layout import Layout, linears
 from kdcli.models.least_squares import Inputs, fit_linear, fit_norm
 from kdcli.models.sample import SAMPLE_TOKENS, real_states, run_sample
@@ -177,7 +177,7 @@ def fit_to_teacher(
     with ExitStack() as hooks:
         fitted: Sequence[nn.Module] = layers
         if cache is not None:
-            running = cache.running(FITTED, layers, list(origins.values()))
+            running = cache.running(FIT_BATCH, layers, list(origins.values()))
             fitted = hooks.enter_context(running)
         for layer in fitted:
             hooks.callback(layer.register_forward_pre_hook(before_layer).remove)

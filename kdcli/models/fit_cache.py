@@ -11,10 +11,10 @@ from functools import partial
 
 from torch import nn
 
-FITTED = 0
+FIT_BATCH = 0
 """The number of the batch that students are fitted to."""
-MOST = 48
-"""Maximum number of layers whose outputs are kept."""
+MOST = 2
+"""Maximum number of students whose layers' outputs are kept. More would hardly save time."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FitCache:
                     computed.append(layer)
                     hook = layer.register_forward_hook(partial(_keep, kept, number))
                     stack.callback(hook.remove)
-            while len(self._outputs) > max(MOST, len(layers)):
+            while len(self._outputs) > MOST * len(layers):
                 del self._outputs[next(iter(self._outputs))]
             yield computed
 

@@ -9,6 +9,7 @@ from encoders import TYPES, tiny_encoder
 from reading import logged_to
 
 from kdcli.errors import UsageError
+from kdcli.kept import keep_results
 from kdcli.models.choose import (
     ROWS,
     Comparison,
@@ -75,6 +76,17 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     assert torch.rand(1) == drawn
     assert all(torch.equal(x, before[name]) for name, x in teacher.state_dict().items())
     assert not teacher.training
+
+
+def test_the_steps_of_a_run_search_once(tmp_path):
+    lines = []
+    with keep_results(tmp_path), logged_to(lines):
+        one, two = (measured_layers(comparison_with(planted([2])), 3) for _ in range(2))
+        assert one == two
+        assert sum("choices)" in line for line in lines) == 1
+        measured_layers(comparison_with(planted([2])), 2)
+        measured_layers(comparison_with(planted([3])), 3)
+        assert sum("choices)" in line for line in lines) == 3
 
 
 @pytest.mark.parametrize("kind", TYPES)

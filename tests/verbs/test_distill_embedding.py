@@ -18,6 +18,7 @@ from own_files import (
     report_of,
     said_by,
     succeeds,
+    terminate_in_training,
     write,
 )
 from sentence_transformers import SentenceTransformer
@@ -26,10 +27,10 @@ from transformers import AutoModel
 from kdcli.engine.session import Session, start
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.recipe.resolve import read_recipe
-from kdcli.types import ModelShape
+from kdcli.recipe.resolve import Resolved, read_recipe
+from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.space import VectorSpace
-from kdcli.verbs.distill.vectors import suggest_measured_layers
+from kdcli.verbs.distill.vectors import with_layers
 from kdcli.workloads.eval_sets import PairEvaluation
 
 QUICK = shlex.split(
@@ -467,20 +468,41 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("teacher", "students", "is_said"),
+    ("depth", "student", "layers"),
     [
-        (12, [6], True),
-        (12, [4, 4], True),
-        (11, [6], False),
-        (12, [12], False),
-        (12, [6, 3], False),
-        (12, [0], False),
+        (12, {"to": ["3x16"]}, "measured"),
+        (12, {"to": ["3x16", "3x32"]}, "measured"),
+        (11, {"to": ["3x16"]}, None),
+        (12, {"to": ["12x16"]}, None),
+        (12, {"to": []}, None),
+        (12, {"to": ["3x16", "2x16"]}, None),
+        (12, {"to": ["3x32,2x32"]}, None),
+        (12, {"to": ["static"]}, None),
+        (12, {"to": ["2x"]}, None),
+        (12, {"to": ["3x16"], "init": "random"}, None),
     ],
 )
-def test_layers_of_a_deep_teacher_may_be_measured(caplog, teacher, students, is_said):
-    shapes = [ModelShape(layers, 32, 64, 2) for layers in students]
-    suggest_measured_layers(ModelShape(teacher, 32, 64, 2), shapes)
-    assert ("--set student.layers=measured" in caplog.text) == is_said
+def test_layers_of_a_deep_teacher_are_chosen_by_trial(tmp_path, depth, student, layers):
+    teacher = own_files.encoder(tmp_path / "teacher", num_hidden_layers=depth)
+    recipe = DistillRecipe.model_validate({"teacher": str(teacher), "student": student})
+    assert with_layers(Resolved(recipe, {})).recipe.student.layers == layers
+    chosen = {"student.layers": "--set"}
+    assert with_layers(Resolved(recipe, chosen)).recipe == recipe
+
+
+def test_a_student_of_a_deep_teacher_goes_on_with_its_layers(tmp_path, texts, caplog):
+    teacher = own_files.encoder(tmp_path / "deep", num_hidden_layers=12)
+    asked = ["distill", teacher, "--pooling", "mean", "--method", "embedding", "--data", texts]
+    asked += [*QUICK, "--to", "2x32", "-o", tmp_path / "out"]
+    terminate_in_training(tmp_path / "out")
+    assert own_files.kdcli(*asked).exit_code == 75
+    layers = read_recipe(str(tmp_path / "out" / "recipe.yaml"), None)["student"]["layers"]
+    assert len(layers) == 2
+    assert "choices)" in caplog.text
+    caplog.clear()
+    succeeds(*asked, "--resume")
+    assert report_of(tmp_path / "out").recipe["student"]["layers"] == layers
+    assert "choices)" not in caplog.text
 
 
 # Without a learning rate.

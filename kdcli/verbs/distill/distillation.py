@@ -20,7 +20,7 @@ from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.grammar import is_family, parse_shape, shapes_in
 from kdcli.models.layout import check_packing, check_relations
 from kdcli.models.model import Model, all_rows
-from kdcli.models.shape import InitializedStudent, shape_of
+from kdcli.models.shape import InitializedStudent, evenly_spaced_layers, shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.report.finish import Entry, timed_subject
 from kdcli.report.schema import TEACHER, UNDISTILLED, Role
@@ -456,12 +456,22 @@ def with_measured_layers(
     if not context.dry_run:
         (depth,) = depths
         layers = context.session.on_main(
-            lambda: _stored(context) or measured_layers(workload.comparison(teacher, ROWS), depth)
+            lambda: _stored(context) or _tried(workload, teacher, depth)
         )
     student = context.recipe.student.model_copy(update={"layers": layers})
     recipe = context.recipe.model_copy(update={"student": student})
     origins = {**context.resolved.origins, "student.layers": "measured"}
     return replace(context, resolved=Resolved(recipe, origins))
+
+
+def _tried(workload: Workload, teacher: Model, depth: int) -> list[int]:
+    """Choose this number of the teacher's layers by trial."""
+    even = evenly_spaced_layers(teacher.shape.layers, depth)
+    log(
+        f"trying which {depth} of {teacher.shape.layers} layers stay; naming them skips this: "
+        f"student.layers={even} are evenly spaced"
+    )
+    return measured_layers(workload.comparison(teacher, ROWS), depth)
 
 
 def _stored(context: RunContext[DistillRecipe]) -> list[int] | None:

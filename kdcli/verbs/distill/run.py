@@ -51,7 +51,7 @@ from kdcli.verbs.distill.task_stages import (
     OutputDistillation,
     TaskDistillation,
 )
-from kdcli.verbs.distill.vectors import open_vectors, with_learning_rate
+from kdcli.verbs.distill.vectors import open_vectors, with_layers, with_learning_rate
 from kdcli.workloads import open_workload as open_any_workload
 from kdcli.workloads.detect import as_trained
 from kdcli.workloads.finetune_recipes import as_finetune
@@ -84,7 +84,7 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     recipe = resolved.recipe
     check_recipe(recipe)
     if recipe.kind == "embedding":
-        resolved = with_learning_rate(resolved)
+        resolved = with_layers(with_learning_rate(resolved))
     elif recipe.kind == "text":
         read_text(recipe, options)
     elif recipe.kind == "rows":

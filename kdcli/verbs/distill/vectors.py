@@ -35,7 +35,13 @@ from kdcli.models.embedding_format import (
     save_embedder,
 )
 from kdcli.models.files import LIBRARY, MODULES_FILE
-from kdcli.models.grammar import goal_of, static_shape
+from kdcli.models.grammar import (
+    goal_of,
+    is_family,
+    is_static_shape,
+    match_shape,
+    static_shape,
+)
 from kdcli.models.load import load_config, location
 from kdcli.models.model import training_rows
 from kdcli.models.shape import InitializedStudent, shape_of
@@ -88,6 +94,8 @@ from kdcli.workloads.training import first_rows
 
 DEEP = 12
 """From 12 layers on, evenly spaced ones were not the best choice (docs/evidence/start.md)."""
+TRIED = "trial, because the teacher is deep"
+"""The origin of `student.layers=measured` if the user did not set it."""
 MAX_WIDTH = 16_384
 """The widest vectors that teach, whose second moments take 2 GB."""
 ROUTER = "router"
@@ -108,6 +116,27 @@ def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRec
     config = load_config(str(student.source or resolved.recipe.teacher))
     [(origin, rate)] = resolved.recipe.rate_at(shape_of(config).hidden).items()
     return defaulted(resolved, rate, origin)
+
+
+def with_layers(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """Let a student's layers be chosen by trial if its teacher is deep.
+
+    Evenly spaced layers stay if the students have several depths.
+
+    Raises:
+        KdcliError: The model that the student starts from cannot be read.
+    """
+    student = resolved.recipe.student
+    shapes = student.to
+    if student.init != "teacher" or any(map(is_static_shape, shapes)):
+        return resolved
+    if goal_of(shapes) is not None or is_family(shapes):
+        return resolved
+    depths = {int(match_shape(shape)[1]) for shape in shapes}
+    teacher = shape_of(load_config(str(student.source or resolved.recipe.teacher)))
+    if teacher.layers < DEEP or len(depths) != 1 or not 0 < min(depths) < teacher.layers:
+        return resolved
+    return defaulted(resolved, {"student.layers": "measured"}, TRIED)
 
 
 @dataclass(eq=False)
@@ -333,8 +362,6 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
-    if context.recipe.student.layers is None and context.recipe.student.init == "teacher":
-        suggest_measured_layers(origin.shape, list(shapes.values()))
     context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
     card = card_of(teachers)
@@ -349,18 +376,6 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
-
-
-def suggest_measured_layers(teacher: ModelShape, students: Sequence[ModelShape]) -> None:
-    """Log that layers can be chosen by trial if the teacher is deep and all students less so."""
-    depths = {student.layers for student in students}
-    if teacher.layers < DEEP or len(depths) != 1 or not 0 < min(depths) < teacher.layers:
-        return
-    log(
-        f"evenly spaced layers of {teacher.layers} stay; --set student.layers=measured (in "
-        "compress: plan.distill.student.layers) tries others first, which takes minutes and may "
-        "gain several points"
-    )
 
 
 def open_teacher(recipe: DistillRecipe, source: str) -> Embedder:
