@@ -174,7 +174,9 @@ def rows_to_compare(text: Examples, config: PreTrainedConfig, rows: int) -> Batc
     return rows_of(text, rows, min(LENGTH, positions_of(config) or LENGTH))
 
 
-def measured_layers(comparison: Comparison, count: int) -> list[int]:
+def measured_layers(
+    comparison: Comparison, count: int, among: Sequence[int] | None = None
+) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
 
     The log has their agreement, next to that of evenly spaced layers. The steps of a run that keep
@@ -183,55 +185,73 @@ def measured_layers(comparison: Comparison, count: int) -> list[int]:
     Args:
         comparison: How choices are compared with the teacher.
         count: The number of layers.
+        among: The layers to choose from, of which the last stays (default: all, and any may go).
     """
     config = comparison.teacher.config
-    source = shape_of(config)
-    even = tuple(evenly_spaced_layers(source.layers, count))
-    if not 0 < count < source.layers or layout_for(config).shared:
-        return list(even)
-    keeper = keeper_for()
+    every = list(range(1, shape_of(config).layers + 1)) if among is None else list(among)
+    even = evenly_spaced_layers(len(every), count)
+    if not 0 < count < len(every) or layout_for(config).shared:
+        return [every[place - 1] for place in even]
+    keeper, fixed = keeper_for(), among is not None
     if keeper is None:
-        return _search(comparison, even)
-    key = cache_key("layers", kdcli_version, torch.__version__, count, *comparison.identity())
+        return _search(comparison, every, even, fixed)
+    key = cache_key(
+        "layers", kdcli_version, torch.__version__, every, count, fixed, *comparison.identity()
+    )
     if (kept := keeper.load(key)) is not None:
         layers: list[int] = json.loads(kept.text)
         return layers
     began = time.monotonic()
-    layers = _search(comparison, even)
+    layers = _search(comparison, every, even, fixed)
     keeper.store(key, Result({}, json.dumps(layers)), time.monotonic() - began)
     return layers
 
 
-def _search(comparison: Comparison, even: Layers) -> list[int]:
-    """Move one layer after the other, from evenly spaced ones, until no move is better."""
-    source, count = shape_of(comparison.teacher.config), len(even)
-    shape = replace(source, layers=count)
+def _search(
+    comparison: Comparison, every: Sequence[int], even: Sequence[int], fixed: bool
+) -> list[int]:
+    """Move one layer after the other, from evenly spaced ones, until no move is better.
+
+    Args:
+        comparison: How choices are compared with the teacher.
+        every: The layers to choose from.
+        even: Evenly spaced places in `every`, from 1.
+        fixed: Whether the last layer stays.
+    """
+    count = len(even)
+    shape = replace(shape_of(comparison.teacher.config), layers=count)
     scores: dict[Layers, float] = {}
     logged = time.monotonic()
 
-    def score(layers: Layers) -> float:
+    def layers_at(places: Sequence[int]) -> list[int]:
+        return [every[place - 1] for place in places]
+
+    def score(places: Layers) -> float:
         nonlocal logged
-        if layers not in scores:
-            scores[layers] = comparison.agreement(shape, layers)
+        if places not in scores:
+            scores[places] = comparison.agreement(shape, layers_at(places))
             if time.monotonic() - logged >= SILENCE:
-                tried = max(scores, key=scores.__getitem__)
+                best = max(scores, key=scores.__getitem__)
                 log(
                     f"{len(scores)} choices of layers tried; best so far: "
-                    f"{', '.join(map(str, tried))} (agreement {scores[tried]:.3f})"
+                    f"{', '.join(map(str, layers_at(best)))} (agreement {scores[best]:.3f})"
                 )
                 logged = time.monotonic()
-        return scores[layers]
+        return scores[places]
 
-    best, before = even, None
+    start = best = tuple(even)
+    before = None
+    score(start)
     while best != before:
         before = best
-        for at in range(count):
-            best = max([best, *moves(best, at, source.layers)], key=score)
+        for at in range(count - fixed):
+            best = max([best, *moves(best, at, len(every))], key=score)
+    layers = layers_at(best)
     log(
-        f"layers {', '.join(map(str, best))}: agreement {scores[best]:.3f} after the fit "
-        f"(evenly spaced {scores[even]:.3f}; {len(scores)} choices)"
+        f"layers {', '.join(map(str, layers))}: agreement {scores[best]:.3f} after the fit "
+        f"(evenly spaced {scores[start]:.3f}; {len(scores)} choices)"
     )
-    return list(best)
+    return layers
 
 
 def parts_of(rows: Batch) -> list[Batch]:

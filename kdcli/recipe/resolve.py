@@ -665,7 +665,7 @@ def explain(
     lines = []
     for (subject, value), (first, *others) in reasons.items():
         alternatives = [first, *(other.removeprefix("must be ") for other in others)]
-        lines.append(f"{subject} {' or '.join(alternatives)}, {value}")
+        lines.append(f"{subject} {' or '.join(dict.fromkeys(alternatives))}, {value}")
     return _first(lines)
 
 

@@ -17,6 +17,7 @@ from own_files import (
     refused,
     report_of,
     said_by,
+    same_weights,
     succeeds,
     terminate_in_training,
     write,
@@ -460,11 +461,22 @@ def test_measured_layers_are_written_down_and_not_searched_again(given, tmp_path
     succeeds(*command, tmp_path / "dry", "--dry-run")
 
 
-def test_layers_are_measured_for_one_depth(given, tmp_path):
-    shapes = ["--to", "2x32", "--to", "3x32"]
-    said = refused(tmp_path, *given, *shapes, "--set", "student.layers=measured")
-    assert "student.layers=measured chooses layers for one depth" in said
-    assert "2, 3 layers" in said
+def test_layers_are_measured_for_each_depth(given, tmp_path, caplog):
+    out, shapes = tmp_path / "out", ["--to", "2x32", "--to", "3x32", "--to", "2x16"]
+    command = [*given, *shapes, "--set", "student.layers=measured", "-o", out]
+    succeeds(*command)
+    three, two = report_of(out).recipe["student"]["layers"]
+    assert (len(two), len(three), two[-1] <= 4, three[-1] <= 4) == (2, 3, True, True)
+    for name, layers in (("2x32", two), ("2x16", two), ("3x32", three)):
+        assert (
+            f"{name}: initialised from teacher layers {', '.join(map(str, layers))}" in caplog.text
+        )
+    named = f"student.layers=[{three},{two}]"
+    succeeds(*given, *shapes, "--set", named, "-o", tmp_path / "named")
+    assert same_weights(out / "3x32", tmp_path / "named" / "3x32")
+    succeeds(*command, "--resume")
+    said = refused(tmp_path, *given, *shapes, "--set", "student.layers=[[1,2,4],[1]]")
+    assert "student.layers has lists of 3, 1 layers, but the students have 2, 3" in said
 
 
 @pytest.mark.parametrize(
@@ -475,10 +487,12 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
         (11, {"to": ["3x16"]}, None),
         (12, {"to": ["12x16"]}, None),
         (12, {"to": []}, None),
-        (12, {"to": ["3x16", "2x16"]}, None),
-        (12, {"to": ["3x32,2x32"]}, None),
+        (12, {"to": ["3x16", "2x16", "12x16"]}, "measured"),
+        (12, {"to": ["3x32,2x32"]}, "measured"),
+        (12, {"to": ["family"]}, "measured"),
+        (12, {"to": ["3x32,static"]}, None),
         (12, {"to": ["static"]}, None),
-        (12, {"to": ["2x"]}, None),
+        (12, {"to": ["2x"]}, "measured"),
         (12, {"to": ["3x16"], "init": "random"}, None),
     ],
 )

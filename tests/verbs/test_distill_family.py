@@ -6,7 +6,7 @@ import own_files
 import pytest
 import torch
 from encoders import tiny_encoder
-from own_files import log_of, refused, report_of, succeeds
+from own_files import log_of, refused, report_of, same_weights, succeeds
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.errors import UsageError
@@ -71,9 +71,26 @@ def test_members_are_stock_models_with_the_layers_of_the_largest(given, method, 
     assert all(losses[f"{n}x32"]["loss"] < losses[f"{n}x32 undistilled"]["loss"] for n in (1, 2, 3))
 
 
+def test_layers_of_members_may_be_measured(given, tmp_path, caplog):
+    out = tmp_path / "out"
+    asked = [*given, "--method", "embedding", "--to", "3x32,2x32,1x32"]
+    succeeds(*asked, "--set", "student.layers=measured", "-o", out)
+    three, two, one = lists = report_of(out).recipe["student"]["layers"]
+    assert [*map(len, lists)] == [3, 2, 1]
+    assert {*one} < {*two} < {*three}
+    assert one[-1] == two[-1] == three[-1]
+    models = {n: AutoModel.from_pretrained(out / f"{n}x32") for n in (3, 2)}
+    for layer, n in zip(models[2].encoder.layer, two, strict=True):
+        whole = models[3].encoder.layer[three.index(n)].state_dict()
+        assert all(torch.equal(w, whole[name]) for name, w in layer.state_dict().items())
+    assert caplog.text.count("choices)") >= 2
+    succeeds(*asked, "--set", f"student.layers={lists}", "-o", tmp_path / "named")
+    assert same_weights(out / "2x32", tmp_path / "named" / "2x32")
+
+
 def test_a_family_of_one_is_the_student_itself():
     network = tiny_encoder("bert", num_hidden_layers=2)
-    made = members(InitializedStudent(network, ["copied"]), {"student": 2})
+    made = members(InitializedStudent(network, ["copied"]), {"student": 2}, nested_layers([2]))
     assert (made["student"].model, made["student"].notes) == (network, ["copied"])
 
 
@@ -87,7 +104,7 @@ def test_each_member_runs_the_same_number_of_layers():
 def test_members_take_turns_and_each_step_gives_every_weight_a_gradient():
     torch.manual_seed(0)
     network = tiny_encoder("bert", num_hidden_layers=3)
-    made = members(InitializedStudent(network, []), {"three": 3, "one": 1})
+    made = members(InitializedStudent(network, []), {"three": 3, "one": 1}, nested_layers([3, 1]))
     batch = {"input_ids": torch.arange(24).view(2, 12)}
 
     def job_of(model):
@@ -200,7 +217,8 @@ def test_a_layer_that_works_only_in_its_place_is_refused():
         ("--to 4x32,2", "'2' is not a shape"),
         ("--to 4x32,2x", "'2x' is not a shape"),
         ("--to 5x32,2x32", "larger than its teacher"),
-        ("--to family --set student.layers=measured", "chooses layers for one depth"),
+        ("--to 3x32,1x32 --set student.layers=[[1,2,4],[3]]", "[3] are not layers of [1, 2, 4]"),
+        ("--to 3x32,1x32 --set student.layers=[[1,2,4],[1]]", "[1] are not layers of [1, 2, 4]"),
         ("--to family --method minilm --ablate minilm", "--ablate compares several"),
     ],
 )

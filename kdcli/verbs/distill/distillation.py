@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.grammar import is_family, parse_shape, shapes_in
 from kdcli.models.layout import check_packing, check_relations
 from kdcli.models.model import Model, all_rows
-from kdcli.models.shape import InitializedStudent, evenly_spaced_layers, shape_of
+from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.report.finish import Entry, timed_subject
 from kdcli.report.schema import TEACHER, UNDISTILLED, Role
@@ -37,6 +38,7 @@ from kdcli.verbs.distill.student import (
     fit_projections,
     freeze_unreached,
     members,
+    nested_layers,
     teacher_needs,
 )
 from kdcli.workloads.training import Plan
@@ -97,7 +99,12 @@ class Distillation:
             return {name: make(shape) for name, shape in shapes.items()}
         largest = max(shapes.values(), key=lambda shape: shape.layers)
         depths = {name: shape.layers for name, shape in shapes.items()}
-        return members(make(largest), depths)
+        nested = nested_layers(set(depths.values()))
+        lists = {len(one): one for one in self.recipe.student.layer_lists}
+        if len(lists) > 1:
+            every = lists[largest.layers]
+            nested = {depth: [every.index(n) + 1 for n in one] for depth, one in lists.items()}
+        return members(make(largest), depths, nested)
 
     def members(self, whole: PreTrainedModel) -> dict[str, PreTrainedModel]:
         """Return the student, or the members of a family, given the largest one."""
@@ -350,8 +357,8 @@ def student_shapes(
         static_width: The maximum width of a static student; None allows none.
 
     Raises:
-        UsageError: A shape is given twice, or is none, or the members of a family differ in more
-            than their layers.
+        UsageError: A shape is given twice, or is none, the members of a family differ in more than
+            their layers, or the depths are not those for which layers are named.
     """
     texts = shapes_in(recipe.student.to, teacher)
     if len(set(texts)) < len(texts):
@@ -360,6 +367,23 @@ def student_shapes(
     if is_family(recipe.student.to):
         check_members(recipe.student.to[0], parsed.values())
         parsed = dict(sorted(parsed.items(), key=lambda member: -member[1].layers))
+    depths = {shape.layers for shape in parsed.values()}
+    lists = recipe.student.layer_lists
+    if len(lists) > 1 and sorted(map(len, lists)) != sorted(depths):
+        named = ", ".join(str(len(one)) for one in lists)
+        raise UsageError(
+            f"student.layers has lists of {named} layers, but the students have "
+            f"{', '.join(map(str, sorted(depths)))}",
+            "give one list for each depth",
+        )
+    if is_family(recipe.student.to):
+        for small, large in pairwise(sorted(lists, key=len)):
+            if not set(small) < set(large) or small[-1] != large[-1]:
+                raise UsageError(
+                    f"--to {recipe.student.to[0]}: the members share their layers, but {small} are "
+                    f"not layers of {large} with the last one",
+                    "name nested layers, or omit student.layers",
+                )
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 
@@ -418,9 +442,9 @@ def variants_recipe(
     )
 
 
-def start_of(student: StudentSettings, seed: int) -> Start:
-    """Return how the student of a recipe starts, once its layers are chosen."""
-    return Start(student.init, student.copied, student.dropout, seed)
+def start_of(student: StudentSettings, depth: int, seed: int) -> Start:
+    """Return how a student with `depth` layers starts, once the layers are chosen."""
+    return Start(student.init, student.copied(depth), student.dropout, seed)
 
 
 def with_measured_layers(
@@ -439,45 +463,50 @@ def with_measured_layers(
         workload: The texts on which choices are tried.
         teacher: The model whose layers are copied.
         shapes: The shapes of the students.
-
-    Raises:
-        UsageError: The students have different depths.
     """
     if context.recipe.student.layers != "measured":
         return context
-    depths = {shape.layers for shape in shapes}
-    if len(depths) > 1:
-        raise UsageError(
-            "student.layers=measured chooses layers for one depth, but the students have "
-            f"{', '.join(map(str, sorted(depths)))} layers",
-            "run the command once for each depth",
-        )
-    layers = None
+    layers: list[int] | list[list[int]] | None = None
     if not context.dry_run:
-        (depth,) = depths
-        layers = context.session.on_main(
-            lambda: _stored(context) or _tried(workload, teacher, depth)
+        depths = sorted({shape.layers for shape in shapes}, reverse=True)
+        nested = is_family(context.recipe.student.to)
+        lists = context.session.on_main(
+            lambda: _stored(context) or _tried(workload, teacher, depths, nested=nested)
         )
+        layers = lists if len(lists) > 1 else lists[0]
     student = context.recipe.student.model_copy(update={"layers": layers})
     recipe = context.recipe.model_copy(update={"student": student})
     origins = {**context.resolved.origins, "student.layers": "measured"}
     return replace(context, resolved=Resolved(recipe, origins))
 
 
-def _tried(workload: Workload, teacher: Model, depth: int) -> list[int]:
-    """Choose this number of the teacher's layers by trial."""
-    even = evenly_spaced_layers(teacher.shape.layers, depth)
-    log(
-        f"trying which {depth} of {teacher.shape.layers} layers stay; naming them skips this: "
-        f"student.layers={even} are evenly spaced"
-    )
-    return measured_layers(workload.comparison(teacher, ROWS), depth)
+def _tried(
+    workload: Workload, teacher: Model, depths: Sequence[int], *, nested: bool
+) -> list[list[int]]:
+    """Choose the teacher's layers for each depth by trial, from the largest depth down.
+
+    Args:
+        workload: The texts on which choices are tried.
+        teacher: The model whose layers are copied.
+        depths: The depths.
+        nested: Whether each choice is a part of that for the next larger depth, and has its last
+            layer.
+    """
+    chosen: list[list[int]] = []
+    for depth in depths:
+        log(
+            f"trying which {depth} of {teacher.shape.layers} layers stay; student.layers names "
+            "them without a trial"
+        )
+        among = chosen[-1] if nested and chosen else None
+        chosen.append(measured_layers(workload.comparison(teacher, ROWS), depth, among))
+    return chosen
 
 
-def _stored(context: RunContext[DistillRecipe]) -> list[int] | None:
-    """Return the layers in the recipe of the run that is resumed; None if it has none."""
+def _stored(context: RunContext[DistillRecipe]) -> list[list[int]]:
+    """Return the layers that the run that is resumed has chosen."""
     file = context.folder / RECIPE_FILE
     if not (context.options.resume and file.is_file()):
-        return None
+        return []
     layers = json.loads(flatten_recipe(file.read_text("utf-8"))["student.layers"])
-    return layers if isinstance(layers, list) else None
+    return StudentSettings(layers=layers).layer_lists

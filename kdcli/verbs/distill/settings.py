@@ -128,8 +128,9 @@ class StudentSettings(ShapeSettings):
     ] = Field(default_factory=list, description=SHAPE)
     init: Init = "teacher"
     """How the student's weights start."""
-    layers: list[int] | Literal["measured"] | None = None
-    """Teacher layers to copy; `measured` tries them on the texts (default: evenly spaced)."""
+    layers: list[int] | list[list[int]] | Literal["measured"] | None = None
+    """Teacher layers to copy, for several depths a list each; `measured` tries them on the texts
+    (default: `measured` for embedding models with 12 or more layers, otherwise evenly spaced)."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """Every dropout rate in training (default: the teacher's)."""
     source: Annotated[
@@ -139,14 +140,23 @@ class StudentSettings(ShapeSettings):
         description=START,
     )
 
-    @property
-    def copied(self) -> list[int] | None:
-        """Teacher layers to copy; None for evenly spaced layers.
+    def copied(self, depth: int) -> list[int] | None:
+        """Teacher layers to copy to a student of this depth; None for evenly spaced layers.
 
-        A run replaces `measured` by the layers that it chose (`kdcli.verbs.distill.layers`).
+        A run replaces `measured` by the layers that it chose.
         """
         assert self.layers != "measured"
-        return self.layers
+        lists = self.layer_lists
+        # A list of another length is refused where the student is made.
+        return next((one for one in lists if len(one) == depth), next(iter(lists), None))
+
+    @property
+    def layer_lists(self) -> list[list[int]]:
+        """The lists of layers that are named."""
+        if not isinstance(self.layers, list):
+            return []
+        lists = [one for one in self.layers if isinstance(one, list)]
+        return lists or [[one for one in self.layers if isinstance(one, int)]]
 
 
 class RelationSettings(Section):

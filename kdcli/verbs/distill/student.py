@@ -270,18 +270,20 @@ def nested_layers(depths: Collection[int]) -> dict[int, list[int]]:
     return nested
 
 
-def members(whole: InitializedStudent, depths: Mapping[str, int]) -> dict[str, InitializedStudent]:
+def members(
+    whole: InitializedStudent, depths: Mapping[str, int], nested: Mapping[int, Sequence[int]]
+) -> dict[str, InitializedStudent]:
     """Return views of a network with fewer layers, by name. They share its weights.
 
     Args:
         whole: The largest member.
         depths: The number of layers of each member.
+        nested: The layers 1 ... N of the largest that a member of each depth keeps.
 
     Raises:
         UsageError: A layer works only in its place, so a view is not the model that transformers
             would load.
     """
-    nested = nested_layers(set(depths.values()))
     made = dict[str, InitializedStudent]()
     for name, depth in depths.items():
         kept = nested[depth]

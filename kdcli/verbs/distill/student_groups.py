@@ -284,7 +284,7 @@ class StudentGroup(Distillation):
 
     def _copied(self, teacher: Model, planned: Planned) -> InitializedStudent:
         """Make the encoder of a student before training."""
-        start = start_of(planned.recipe.student, planned.recipe.train.seed)
+        start = start_of(planned.recipe.student, planned.shape.layers, planned.recipe.train.seed)
         return self.workload.make_student(teacher, planned.shape, start)
 
     def _build_students(self, teacher: Model) -> dict[str, Student]:

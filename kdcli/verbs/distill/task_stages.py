@@ -143,7 +143,7 @@ class OutputDistillation(Distillation):
         recipe, workload = self.recipe, self.workload
         make_student = workload.student if recipe.train.trains else workload.fitted_student
         made: Model = make_student(
-            self.origin, self.shape, start_of(recipe.student, recipe.train.seed)
+            self.origin, self.shape, start_of(recipe.student, self.shape.layers, recipe.train.seed)
         )
         # The student was saved and loaded again, with its teacher's rates.
         self.set_dropout(made)
@@ -429,7 +429,9 @@ class TaskDistillation(OutputDistillation):
             teacher = self.teachers[0]
             # Scoring may have moved the teacher.
             teacher.model.cpu()
-            start = Start(self._init, recipe.student.copied, seed=recipe.train.seed)
+            start = Start(
+                self._init, recipe.student.copied(self.shape.layers), seed=recipe.train.seed
+            )
             return self.train_workload.fitted_student(teacher, self.shape, start)
         before = self.folder / INTERMEDIATE if self.stage == "separate" else None
         with self._student_before(before) as source:
@@ -527,7 +529,8 @@ class TaskDistillation(OutputDistillation):
         teacher, student = self.teachers[0], self.recipe.student
         encoder = load_encoder(teacher.source)
         # The stage on text measures the layers of its own student, which a copy only stands in for.
-        layers = None if student.layers == "measured" else student.copied
+        depth = self.shape.layers
+        layers = None if student.layers == "measured" else student.copied(depth)
         start = Start(self._init, layers, seed=self.recipe.train.seed)
         built = self.workload.make_student(encoder, self.shape, start)
         for note in built.notes:

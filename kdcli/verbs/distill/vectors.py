@@ -37,9 +37,9 @@ from kdcli.models.embedding_format import (
 from kdcli.models.files import LIBRARY, MODULES_FILE
 from kdcli.models.grammar import (
     goal_of,
-    is_family,
     is_static_shape,
     match_shape,
+    shapes_in,
     static_shape,
 )
 from kdcli.models.load import load_config, location
@@ -119,23 +119,24 @@ def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRec
 
 
 def with_layers(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
-    """Let a student's layers be chosen by trial if its teacher is deep.
-
-    Evenly spaced layers stay if the students have several depths.
+    """Let the students' layers be chosen by trial if their teacher is deep.
 
     Raises:
         KdcliError: The model that the student starts from cannot be read.
     """
     student = resolved.recipe.student
-    shapes = student.to
-    if student.init != "teacher" or any(map(is_static_shape, shapes)):
+    if student.init != "teacher" or not student.to:
         return resolved
-    if goal_of(shapes) is not None or is_family(shapes):
-        return resolved
-    depths = {int(match_shape(shape)[1]) for shape in shapes}
     teacher = shape_of(load_config(str(student.source or resolved.recipe.teacher)))
-    if teacher.layers < DEEP or len(depths) != 1 or not 0 < min(depths) < teacher.layers:
+    if teacher.layers < DEEP:
         return resolved
+    # The shape for a goal is chosen later.
+    if goal_of(student.to) is None:
+        shapes = shapes_in(student.to, teacher)
+        if any(map(is_static_shape, shapes)):
+            return resolved
+        if not any(int(match_shape(shape)[1]) < teacher.layers for shape in shapes):
+            return resolved
     return defaulted(resolved, {"student.layers": "measured"}, TRIED)
 
 
@@ -272,7 +273,7 @@ class VectorDistillation(Distillation):
         )
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
-        start = start_of(self.recipe.student, self.recipe.train.seed)
+        start = start_of(self.recipe.student, to.layers, self.recipe.train.seed)
         return self.workload.make_student(self.origin, to, start)
 
     @functools.cached_property
