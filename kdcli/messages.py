@@ -132,3 +132,9 @@ def silenced() -> Iterator[None]:
         yield
     finally:
         _silent.reset(token)
+
+
+def time_left(seconds: float) -> str:
+    """Write the remaining time of a run: `0:01:30 left`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02} left"

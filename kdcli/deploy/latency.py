@@ -22,10 +22,10 @@ from kdcli.custom_code import custom_code_allowed
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
-from kdcli.engine.progress import LINE_SECONDS, time_left
+from kdcli.engine.progress import LINE_SECONDS
 from kdcli.engine.threads import measuring_environment
 from kdcli.errors import MachineError, last_message
-from kdcli.messages import log
+from kdcli.messages import log, time_left
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
 

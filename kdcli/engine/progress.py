@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from kdcli.messages import LOG, is_logged, log
+from kdcli.messages import LOG, is_logged, log, time_left
 from kdcli.types import REGULARIZER
 
 LINE_SECONDS = 5.0
@@ -64,12 +64,6 @@ class LogRecord:
             elif isinstance(value, dict):
                 scalars |= {f"{name}/{key}": number for key, number in value.items()}
         return scalars
-
-
-def time_left(seconds: float) -> str:
-    """Write the remaining time of a run: `0:01:30 left`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02} left"
 
 
 class OnStderr(logging.Handler):

@@ -27,7 +27,7 @@ from kdcli.data.sources import LOG_SECONDS, Source
 from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
 from kdcli.errors import MachineError, UsageError
-from kdcli.messages import log
+from kdcli.messages import log, time_left
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -300,7 +300,7 @@ def _write_shards(
         if rate := done / (now - began):
             line += f", {rate / 1e6:.2f} MB/s"
             if number < len(missing):
-                line += f", {(size - done) / rate / 3600:.2f} h left"
+                line += f", {time_left((size - done) / rate)}"
         log(line)
 
 

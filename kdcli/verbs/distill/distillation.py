@@ -492,14 +492,16 @@ def _tried(
         nested: Whether each choice is a part of that for the next larger depth, and has its last
             layer.
     """
-    chosen: list[list[int]] = []
+    total, chosen = teacher.shape.layers, list[list[int]]()
+    comparison = workload.comparison(teacher, ROWS)
     for depth in depths:
-        log(
-            f"trying which {depth} of {teacher.shape.layers} layers stay; student.layers names "
-            "them without a trial"
-        )
+        if depth < total:
+            log(
+                f"trying which {depth} of {total} layers stay; student.layers names them without "
+                "a trial"
+            )
         among = chosen[-1] if nested and chosen else None
-        chosen.append(measured_layers(workload.comparison(teacher, ROWS), depth, among))
+        chosen.append(measured_layers(comparison, depth, among))
     return chosen
 
 
