@@ -233,7 +233,7 @@ def _search(
             if time.monotonic() - logged >= SILENCE:
                 best = max(scores, key=scores.__getitem__)
                 log(
-                    f"{len(scores)} choices of layers tried; best so far: "
+                    f"choices of layers tried: {len(scores)}; best so far: "
                     f"{', '.join(map(str, layers_at(best)))} (agreement {scores[best]:.3f})"
                 )
                 logged = time.monotonic()
