@@ -110,11 +110,11 @@ def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRec
     Raises:
         KdcliError: The model that the student starts from cannot be read.
     """
-    student = resolved.recipe.student
-    if "train.lr" in resolved.origins:
+    start = _start(resolved.recipe)
+    # A server, which has no encoder to start from, is refused where it is opened.
+    if "train.lr" in resolved.origins or is_address(start):
         return resolved
-    config = load_config(str(student.source or resolved.recipe.teacher))
-    [(origin, rate)] = resolved.recipe.rate_at(shape_of(config).hidden).items()
+    [(origin, rate)] = resolved.recipe.rate_at(shape_of(load_config(start)).hidden).items()
     return defaulted(resolved, rate, origin)
 
 
@@ -124,10 +124,10 @@ def with_layers(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     Raises:
         KdcliError: The model that the student starts from cannot be read.
     """
-    student = resolved.recipe.student
-    if student.init != "teacher" or not student.to:
+    student, start = resolved.recipe.student, _start(resolved.recipe)
+    if student.init != "teacher" or not student.to or is_address(start):
         return resolved
-    teacher = shape_of(load_config(str(student.source or resolved.recipe.teacher)))
+    teacher = shape_of(load_config(start))
     if teacher.layers < DEEP:
         return resolved
     # The shape for a goal is chosen later.
@@ -138,6 +138,11 @@ def with_layers(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
         if not any(int(match_shape(shape)[1]) < teacher.layers for shape in shapes):
             return resolved
     return defaulted(resolved, {"student.layers": "measured"}, TRIED)
+
+
+def _start(recipe: DistillRecipe) -> str:
+    """Return the model that the students start from."""
+    return str(recipe.student.source or recipe.teacher)
 
 
 @dataclass(eq=False)
