@@ -98,7 +98,7 @@ def test_layers_are_chosen_in_every_model_type(kind):
     # Outputs that choices share are those of a student alone.
     shape = replace(shape_of(teacher.config), layers=2)
     alone = comparison_with(teacher).agreement(shape, layers)
-    assert comparison.agreement(shape, layers) == alone
+    assert comparison.agreement(shape, layers) == pytest.approx(alone, abs=1e-5)
     assert layers == sorted(set(layers))
     assert len(layers) == 2
     assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers
