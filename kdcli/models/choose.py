@@ -132,14 +132,17 @@ class Comparison:
     def _student(
         self, shape: ModelShape, layers: Sequence[int], cache: FitCache | None = None
     ) -> PreTrainedModel:
-        """Fill a student. The next one of the same configuration is the same model."""
+        """Build and fit a student. With `cache`, the next one of this configuration is the same
+        object."""
         teacher, kept = self.teacher, list(layers)
         layout = layout_for(teacher.config)
         config = student_config(teacher.config, shape, kept)
-        student = self._built
+        student = self._built if cache is not None else None
         if student is None or student.config.to_dict() != config.to_dict():
             with torch.random.fork_rng(devices=[]):
-                student = self._built = type(teacher)(config).float()
+                student = type(teacher)(config).float()
+        if cache is not None:
+            self._built = student
         # A comparison fits many students.
         with silenced():
             copy_reduced(
@@ -179,8 +182,8 @@ def measured_layers(
 ) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
 
-    The log has their agreement, next to that of evenly spaced layers. The steps of a run that keep
-    their results search once.
+    The log has their agreement, next to that of evenly spaced layers. Within `keep_results`, they
+    are searched once.
 
     Args:
         comparison: How choices are compared with the teacher.
@@ -190,25 +193,27 @@ def measured_layers(
     config = comparison.teacher.config
     every = list(range(1, shape_of(config).layers + 1)) if among is None else list(among)
     even = evenly_spaced_layers(len(every), count)
-    if not 0 < count < len(every) or layout_for(config).shared:
+    keeps_last = among is not None
+    has_choice = int(keeps_last) < count < len(every)
+    if not has_choice or layout_for(config).shared:
         return [every[place - 1] for place in even]
-    keeper, fixed = keeper_for(), among is not None
+    keeper = keeper_for()
     if keeper is None:
-        return _search(comparison, every, even, fixed)
-    key = cache_key(
-        "layers", kdcli_version, torch.__version__, every, count, fixed, *comparison.identity()
-    )
+        return _search(comparison, every, even, keeps_last=keeps_last)
+    facts = (kdcli_version, torch.__version__, every, count, keeps_last)
+    key = cache_key("layers", *facts, *comparison.identity())
     if (kept := keeper.load(key)) is not None:
         layers: list[int] = json.loads(kept.text)
+        log(f"layers {', '.join(map(str, layers))}: chosen in an earlier step")
         return layers
     began = time.monotonic()
-    layers = _search(comparison, every, even, fixed)
+    layers = _search(comparison, every, even, keeps_last=keeps_last)
     keeper.store(key, Result({}, json.dumps(layers)), time.monotonic() - began)
     return layers
 
 
 def _search(
-    comparison: Comparison, every: Sequence[int], even: Sequence[int], fixed: bool
+    comparison: Comparison, every: Sequence[int], even: Sequence[int], *, keeps_last: bool
 ) -> list[int]:
     """Move one layer after the other, from evenly spaced ones, until no move is better.
 
@@ -216,9 +221,11 @@ def _search(
         comparison: How choices are compared with the teacher.
         every: The layers to choose from.
         even: Evenly spaced places in `every`, from 1.
-        fixed: Whether the last layer stays.
+        keeps_last: Whether the last layer stays.
     """
     count = len(even)
+    free = count - 1 if keeps_last else count
+    log(f"choosing {count} of {len(every)} layers by trial; name them in student.layers to skip it")
     shape = replace(shape_of(comparison.teacher.config), layers=count)
     scores: dict[Layers, float] = {}
     logged = time.monotonic()
@@ -244,7 +251,7 @@ def _search(
     score(start)
     while best != before:
         before = best
-        for at in range(count - fixed):
+        for at in range(free):
             best = max([best, *moves(best, at, len(every))], key=score)
     layers = layers_at(best)
     log(

@@ -1,7 +1,7 @@
-"""What fits of several students to one teacher share: its states, and the layers they begin with.
+"""Share work between the fits of several students to one teacher.
 
-Students are fitted layer by layer, from the first. So those that begin with the same layers of
-their teacher have the same outputs until they differ.
+Students that begin with the same layers of the teacher compute the same outputs up to the first
+layer that differs. Those outputs, and the teacher's states, are computed once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from torch import nn
 
 FIT_BATCH = 0
 """The number of the batch that students are fitted to."""
-MOST = 2
-"""Maximum number of students whose layers' outputs are kept. More would hardly save time."""
+MAX_STUDENTS = 2
+"""Maximum number of students whose layer outputs are kept. More would hardly save time."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FitCache:
     def running(
         self, number: int, layers: Sequence[nn.Module], origins: Sequence[nn.Module]
     ) -> Iterator[Sequence[nn.Module]]:
-        """Let a student's layers return the outputs that are kept, and keep those of the others.
+        """Reuse layer outputs while a student runs, and keep the outputs of its other layers.
 
         Args:
             number: The number of the batch that the student runs on.
@@ -70,7 +70,7 @@ class FitCache:
                     computed.append(layer)
                     hook = layer.register_forward_hook(partial(_keep, kept, number))
                     stack.callback(hook.remove)
-            while len(self._outputs) > MOST * len(layers):
+            while len(self._outputs) > MAX_STUDENTS * len(layers):
                 del self._outputs[next(iter(self._outputs))]
             yield computed
 

@@ -130,7 +130,7 @@ def copy_reduced(
     * `fit`: also fit the student to the teacher's outputs for the sample.
     * `dtype`: the number format in which the models run on the sample. Models that mask with the
       smallest float32 number run in float32.
-    * `cache`: what this fit shares with those of other students.
+    * `cache`: teacher states and layer outputs that several fits share.
 
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
     teacher's residual stream that the student keeps, or None if it keeps the whole stream.

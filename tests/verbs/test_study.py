@@ -138,7 +138,7 @@ def trained(folder):
 
 @pytest.mark.parametrize("verb", SIDE_BY_SIDE)
 def test_runs_side_by_side_have_the_bits_of_runs_in_turn(verb, tmp_path, monkeypatch):
-    # Otherwise, the processes would have fewer threads than this one, and so other last bits.
+    # With fewer threads, the processes would compute other last bits.
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     model = own_files.headed(tmp_path / "model", ("brisk", "calm"), num_hidden_layers=2)
     data = own_files.own(tmp_path / "data", "class")

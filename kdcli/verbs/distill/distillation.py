@@ -357,8 +357,8 @@ def student_shapes(
         static_width: The maximum width of a static student; None allows none.
 
     Raises:
-        UsageError: A shape is given twice, or is none, the members of a family differ in more than
-            their layers, or the depths are not those for which layers are named.
+        UsageError: A shape is invalid or repeated, the members of a family differ in more than
+            their number of layers, or the lists in `student.layers` do not match the students.
     """
     texts = shapes_in(recipe.student.to, teacher)
     if len(set(texts)) < len(texts):
@@ -380,9 +380,9 @@ def student_shapes(
         for small, large in pairwise(sorted(lists, key=len)):
             if not set(small) < set(large) or small[-1] != large[-1]:
                 raise UsageError(
-                    f"--to {recipe.student.to[0]}: the members share their layers, but {small} are "
-                    f"not layers of {large} with the last one",
-                    "name nested layers, or omit student.layers",
+                    f"student.layers: {small} must be a subset of {large} and end in the same "
+                    f"layer, because the members of --to {recipe.student.to[0]} share their layers",
+                    "name such layers, or omit student.layers",
                 )
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
@@ -489,17 +489,11 @@ def _tried(
         workload: The texts on which choices are tried.
         teacher: The model whose layers are copied.
         depths: The depths.
-        nested: Whether each choice is a part of that for the next larger depth, and has its last
-            layer.
+        nested: Whether each choice is a subset of the next larger one and ends in the same layer.
     """
-    total, chosen = teacher.shape.layers, list[list[int]]()
+    chosen: list[list[int]] = []
     comparison = workload.comparison(teacher, ROWS)
     for depth in depths:
-        if depth < total:
-            log(
-                f"trying which {depth} of {total} layers stay; student.layers names them without "
-                "a trial"
-            )
         among = chosen[-1] if nested and chosen else None
         chosen.append(measured_layers(comparison, depth, among))
     return chosen

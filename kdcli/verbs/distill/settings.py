@@ -129,7 +129,7 @@ class StudentSettings(ShapeSettings):
     init: Init = "teacher"
     """How the student's weights start."""
     layers: list[int] | list[list[int]] | Literal["measured"] | None = None
-    """Teacher layers to copy, for several depths a list each; `measured` tries them on the texts
+    """Teacher layers to copy: a list, a list for each depth, or `measured` to choose them by trial
     (default: `measured` for embedding models with 12 or more layers, otherwise evenly spaced)."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """Every dropout rate in training (default: the teacher's)."""
@@ -147,12 +147,12 @@ class StudentSettings(ShapeSettings):
         """
         assert self.layers != "measured"
         lists = self.layer_lists
-        # A list of another length is refused where the student is made.
+        # `build_student` refuses a list of the wrong length.
         return next((one for one in lists if len(one) == depth), next(iter(lists), None))
 
     @property
     def layer_lists(self) -> list[list[int]]:
-        """The lists of layers that are named."""
+        """The lists in `layers`; empty for `measured` and None."""
         if not isinstance(self.layers, list):
             return []
         lists = [one for one in self.layers if isinstance(one, list)]

@@ -27,6 +27,7 @@ from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.messages import log, log_fact
+from kdcli.models.choose import MIN_ROWS
 from kdcli.models.embedding_format import (
     PROMPTS_FILE,
     EmbeddingFormat,
@@ -368,6 +369,8 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
+    if context.resolved.origins.get("student.layers") == TRIED:
+        context = _without_trial_on_few(context, workload)
     context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
     card = card_of(teachers)
@@ -382,6 +385,18 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
+
+
+def _without_trial_on_few(
+    context: RunContext[DistillRecipe], workload: EmbeddingWorkload
+) -> RunContext[DistillRecipe]:
+    """Keep evenly spaced layers if there are too few texts for a trial that nobody asked for."""
+    if workload.sample is None or len(workload.sample) >= MIN_ROWS:
+        return context
+    log(f"evenly spaced layers stay, because a trial needs at least {MIN_ROWS} training texts")
+    student = context.recipe.student.model_copy(update={"layers": None})
+    recipe = context.recipe.model_copy(update={"student": student})
+    return replace(context, resolved=Resolved(recipe, context.resolved.origins))
 
 
 def open_teacher(recipe: DistillRecipe, source: str) -> Embedder:
